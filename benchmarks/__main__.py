@@ -71,7 +71,7 @@ def _scale(
         docs: whose data it is written to.
     """
     points = scale.points(scenarios, only, size, router, seeds)
-    make_rows(kept, points, scale.measure, seeds, is_whole=False)
+    make_rows(kept, points, scale.measure, seeds)
     frame = scale.frame_of([row for row in kept_rows(kept, points) if row is not None])
     pages.write_frames(docs / "data", {"scale": frame})
     print(frame.to_string(index=False))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kit.documents import inputs_hash, write_text
+from kit.documents import inputs_hash
 from kit.parallel import each
 from scenarios.terminal.progress import Progress
 
@@ -29,12 +29,12 @@ class GridRow:
     Attributes:
         key: its identity, as plain data: `scenario`, and what distinguishes it from the scenario's others.
         decided_by: fingerprint of other inputs: the scenario's file, say, and a budget.
-        given: further arguments of its work, without influence on the result.
+        source: further arguments of its work, without influence on the result.
     """
 
     key: Mapping[str, Any]
     decided_by: str
-    given: Any = None
+    source: Any = None
 
     @property
     def inputs(self) -> str:
@@ -44,7 +44,7 @@ class GridRow:
 
 def code_state() -> str:
     """Return a fingerprint of the code that decides a simulated run."""
-    files = [path for place in DECIDING for path in sorted((ROOT / place).rglob("*.py"))]
+    files = [path for folder in DECIDING for path in sorted((ROOT / folder).rglob("*.py"))]
     return inputs_hash(*files)
 
 
@@ -61,27 +61,15 @@ def read_rows(path: Path) -> list[Row]:
 
 def kept_rows(path: Path, points: Sequence[GridRow]) -> list[Row | None]:
     """Return each point's row in the file, or None."""
-    known = {row["inputs"]: row for row in read_rows(path)}
-    return [known.get(point.inputs) for point in points]
+    by_inputs = {row["inputs"]: row for row in read_rows(path)}
+    return [by_inputs.get(point.inputs) for point in points]
 
 
-def make_rows(
-    path: Path,
-    points: Sequence[GridRow],
-    work: Callable[[Any, GridRow], Row],
-    common: Any = None,
-    *,
-    jobs: int = 1,
-    prepare: Callable[[Any], object] | None = None,
-    quiet: bool = False,
-    is_whole: bool = True,
-) -> int:
-    """Compute every row that the file lacks; returns their number. Rows of scenarios without points stay.
+def make_rows(path: Path, points: Sequence[GridRow], work: Callable[[Any, GridRow], Row], common: Any = None) -> None:
+    """Compute every row that the file lacks; other rows stay.
 
     Args:
         work: a module's function of `common` and a point, which returns the row's figures.
-        prepare: work done once on a machine before parallel processes would repeat it (compiling, say).
-        is_whole: whether the points are all of these scenarios': their other rows are obsolete, and are removed.
 
     Raises:
         WorkError: a process was killed. The work's own errors are passed on.
@@ -89,27 +77,14 @@ def make_rows(
     missing = [point for point, row in zip(points, kept_rows(path, points), strict=True) if row is None]
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        Progress(path.stem, len(points), unit="row", quiet=quiet or not missing) as progress,
+        Progress(path.stem, len(points), unit="row", quiet=not missing) as progress,
         path.open("a", encoding="utf-8") as file,
-        closing(each(work, common, missing, jobs, prepare)) as rows,
+        closing(each(work, common, missing, 1)) as rows,
     ):
         progress.set(len(points) - len(missing))
-        for place, figures in rows:
-            point = missing[place]
+        for index, figures in rows:
+            point = missing[index]
             file.write(json.dumps({"inputs": point.inputs, **point.key, **figures}) + "\n")
             file.flush()
             progress.note = f" ({point.key['scenario']})"
             progress.update()
-    if is_whole:
-        _tidy(path, points)
-    return len(missing)
-
-
-def _tidy(path: Path, points: Sequence[GridRow]) -> None:
-    """Sort rows in the order of the points, without obsolete rows of their scenarios."""
-    ours = {point.key["scenario"] for point in points}
-    rows = [row for row in read_rows(path) if row["scenario"] not in ours]
-    rows += [row for row in kept_rows(path, points) if row is not None]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    if text != path.read_text(encoding="utf-8"):
-        write_text(path, text)

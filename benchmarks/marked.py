@@ -24,9 +24,9 @@ def fill(page: Path, name: str, text: str) -> None:
 
 def filled(page: str, name: str, text: str) -> str:
     """Return a page with this between its markers; raises `ValueError` if it has none."""
-    begin, end = (f"<!-- {name}: {word} -->" for word in ("begin", "end"))
-    before, found, rest = page.partition(begin)
+    begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
+    before, begun, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
-    if not found or not ended:
+    if not begun or not ended:
         raise ValueError(f"the page needs a line {begin} and one {end} behind it")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"

@@ -131,11 +131,11 @@ def live_jobs(queue: str, factors: str) -> list[LiveJob]:
     many = Counter(line.partition("|")[0].strip() for line in lines)
     weighed: dict[int, tuple[int, int]] = {}
     for line in lines:
-        found = re.fullmatch(r"\s*(\d+)\s*\|\s*(-?\d+)\s*\|\s*(\d+)\s*", line)
-        if found is None:
+        match = re.fullmatch(r"\s*(\d+)\s*\|\s*(-?\d+)\s*\|\s*(\d+)\s*", line)
+        if match is None:
             raise _not_understood("sprio", line)
-        if many[found[1]] == 1:  # a job of several partitions has several
-            weighed[int(found[1])] = int(found[2]), int(found[3])
+        if many[match[1]] == 1:  # a job of several partitions has several
+            weighed[int(match[1])] = int(match[2]), int(match[3])
     jobs = []
     for job in (_live_job(line) for line in queue.splitlines() if line.strip()):
         factor, priority = weighed.get(job.job_id, (None, 0))
@@ -145,7 +145,7 @@ def live_jobs(queue: str, factors: str) -> list[LiveJob]:
 
 def _live_job(line: str) -> LiveJob:
     try:
-        job_id, *names, since, limit, used, tres, _ = (word.strip() for word in line.split("|"))
+        job_id, *names, since, limit, used, tres, _ = (cell.strip() for cell in line.split("|"))
         name, user, partition, qos, state, reason = names
         since_s = float("inf") if since in ("N/A", "Unknown", "NONE") else float(since)
         limit_s = NO_LIMIT_S if limit in _NO_LIMITS else span_s(limit, "TimeLimit", "squeue")
@@ -167,11 +167,11 @@ def doubts_of(config: str) -> list[str]:
     Raises:
         InputError: a SiteFactor would move nothing.
     """
-    said = dict(re.findall(r"^(\w+) *= *(\S+)", config, re.MULTILINE))
-    if (kind := said.get("PriorityType", "nothing")) != "priority/multifactor":
+    settings = dict(re.findall(r"^(\w+) *= *(\S+)", config, re.MULTILINE))
+    if (kind := settings.get("PriorityType", "nothing")) != "priority/multifactor":
         remedy = "only under priority/multifactor do priorities hang on a SiteFactor; write that into slurm.conf"
         raise InputError("slurm.conf", "PriorityType", f"{kind!r:.80}: {remedy}")
-    site = {key: said[key] for key, none, _ in _DOUBTS if said.get(key, none) not in (none, "(null)")}
+    site = {key: settings[key] for key, none, _ in _DOUBTS if settings.get(key, none) not in (none, "(null)")}
     return [f"{key}={site[key]}: {doubt}" for key, _, doubt in _DOUBTS if key in site]
 
 
@@ -201,11 +201,12 @@ def _is_ours(job: LiveJob, last: Mapping[int, Change]) -> bool:
 
 def undoing(journal: Journal, jobs: Iterable[LiveJob]) -> tuple[list[Change], dict[str, int]]:
     """Return changes that restore values from before the journal; and numbers of jobs left alone, by reason."""
-    first, last = {each.job: each.before for each in reversed(journal)}, {each.job: each for each in journal}
-    there = {job.job_id: job for job in jobs if job.state == "PENDING"}
+    first = {change.job: change.before for change in reversed(journal)}
+    last = {change.job: change for change in journal}
+    pending = {job.job_id: job for job in jobs if job.state == "PENDING"}
     changes, left = [], Counter[str]()
     for job_id, before in first.items():
-        job = there.get(job_id)
+        job = pending.get(job_id)
         if job is None or job.factor is None:
             left["started, gone or held"] += 1 if last[job_id].after != before else 0
         elif not _is_ours(job, last):
@@ -218,9 +219,9 @@ def undoing(journal: Journal, jobs: Iterable[LiveJob]) -> tuple[list[Change], di
 # ------------------------------------------------------------------------------------------------------------ who, when
 
 
-def require_order(named: NamedPolicy, source: str) -> None:
+def require_order(candidate: NamedPolicy, source: str) -> None:
     """Raise `InputError` if a policy is not an order of waiting jobs that is known without their run times."""
-    policy = named.policy
+    policy = candidate.policy
     if policy.is_preemptive or policy.learned or policy.queueing == ROUNDS or policy.order == MULTIFACTOR:
         problem = "stops jobs, is learned, or is Slurm's own"
     elif policy.estimate == ORACLE:
@@ -228,7 +229,7 @@ def require_order(named: NamedPolicy, source: str) -> None:
     else:
         return
     allowed = "saf-requested (smallest requested GPU time first), qssf, smallest, sjf-history, fifo and the like"
-    raise InputError(source, "", f"{named.name} {problem}; allowed are {allowed}")
+    raise InputError(source, "", f"{candidate.name} {problem}; allowed are {allowed}")
 
 
 def require_near(case: JobsCase) -> float | None:
@@ -251,26 +252,26 @@ def require_near(case: JobsCase) -> float | None:
 _NEAREST: Final = "`slimsched jobs init TRACE --slurm-conf FILE` finds the policy that is nearest"
 
 
-def wanted_order(case: JobsCase, named: NamedPolicy, jobs: Iterable[LiveJob], now_s: float) -> list[LiveJob]:
+def wanted_order(case: JobsCase, candidate: NamedPolicy, jobs: Iterable[LiveJob], now_s: float) -> list[LiveJob]:
     """Return the jobs that fit on the scenario's nodes, in the policy's order."""
     waiting = sorted(jobs, key=lambda job: (job.since_s, job.job_id))
     if not waiting:
         return []
     begin_s = min(waiting[0].since_s, now_s)
     now_ns = round((now_s - begin_s) * NS_PER_S)
-    scheduler = JobScheduler(named.policy, case.world.groups, case.world.speeds, None, case.past)
+    scheduler = JobScheduler(candidate.policy, case.world.groups, case.world.speeds, None, case.past)
     for arrival in _trace(case, waiting, [min(job.since_s, now_s) - begin_s for job in waiting]).arrivals():
         scheduler.handle(arrival, now_ns)
     fits = np.array(sorted(scheduler.class_of), np.int64)
     index = scheduler.order.index(Features(scheduler.book, fits, now_ns, is_running=False))
-    return [waiting[place] for place in fits[np.argsort(index, kind="stable")].tolist()]
+    return [waiting[row] for row in fits[np.argsort(index, kind="stable")].tolist()]
 
 
-def factors_of(wanted: Sequence[LiveJob]) -> dict[int, int]:
+def factors_of(ordered: Sequence[LiveJob]) -> dict[int, int]:
     """Return SiteFactors by job that put jobs of one group into this order; jobs in place keep theirs."""
     factors, below = {}, 0
-    for job, given in zip(reversed(wanted), sorted(job.own_priority for job in wanted), strict=True):
-        target = max(given, below + GAP)
+    for job, priority in zip(reversed(ordered), sorted(job.own_priority for job in ordered), strict=True):
+        target = max(priority, below + GAP)
         is_right = below < job.priority <= target + SLACK
         factor = (job.factor or 0) if is_right else min(max(target - job.own_priority, -BAND), BAND)
         factors[job.job_id], below = factor, job.own_priority + factor
@@ -294,12 +295,7 @@ def why_left(job: LiveJob, last: Mapping[int, Change]) -> str:
 
 
 def advice_document(
-    case: JobsCase,
-    named: NamedPolicy,
-    jobs: Sequence[LiveJob],
-    journal: Journal,
-    now_s: float,
-    processes: int = 1,
+    case: JobsCase, candidate: NamedPolicy, jobs: Sequence[LiveJob], journal: Journal, now_s: float, processes: int = 1
 ) -> dict[str, Any]:
     """Build the advice: waiting jobs in Slurm's order and in the advised one, changes to write, expected waits of both.
 
@@ -307,27 +303,27 @@ def advice_document(
         journal: changes written before.
         now_s: the time, in seconds since 1970.
     """
-    if HISTORY in (named.policy.estimate, case.baseline.policy.estimate):
+    if HISTORY in (candidate.policy.estimate, case.baseline.policy.estimate):
         ended = zip(case.jobs.arrivals(), case.jobs.work_ns.tolist(), strict=True)
         case = replace(case, past=(*case.past, *ended))
-    last = {each.job: each for each in journal}
+    last = {change.job: change for change in journal}
     why = {job.name: why_left(job, last) for job in jobs if job.state == "PENDING"}
     standing = sorted((job for job in jobs if job.waits), key=lambda job: job.standing)
-    wanted = wanted_order(case, named, standing, now_s)
-    free, fitting = [job for job in wanted if not why[job.name]], {job.name for job in wanted}
+    ordered = wanted_order(case, candidate, standing, now_s)
+    free, fitting = [job for job in ordered if not why[job.name]], {job.name for job in ordered}
     factors = _factors_by_group(free)
     moved = {job.name: job.own_priority + factors[job.job_id] for job in free}
     now = [job for job in standing if job.name in fitting]
     then = sorted(now, key=lambda job: (-moved.get(job.name, job.priority), job.job_id))
     running = [job for job in jobs if job.state == "RUNNING" and job.gpus]
-    site, guard_s = _simulated_site(case, len(now)), named.policy.age_guard_ns / NS_PER_S
-    here = replace(
+    site, guard_s = _simulated_site(case, len(now)), candidate.policy.age_guard_ns / NS_PER_S
+    simulated = replace(
         case, policies=(site,), scenario=case.scenario.model_copy(update={"baseline": None, "warmup_s": 0.0})
     )
     worlds = [
-        ({job.name: place for place, job in enumerate(order)}, waits_s)
+        ({job.name: position for position, job in enumerate(order)}, waits_s)
         for order, waits_s in zip(
-            (now, then), expected_waits_s(here, running, (now, then), now_s, processes), strict=True
+            (now, then), expected_waits_s(simulated, running, (now, then), now_s, processes), strict=True
         )
     ]
     written = [(job, factors[job.job_id]) for job in free]
@@ -338,7 +334,7 @@ def advice_document(
         "schema": SCHEMA,
         "scenario": case.scenario.name,
         "site": site.name,
-        "policy": named.name,
+        "policy": candidate.name,
         "age_guard_s": guard_s,
         "late": sum(job.since_s < now_s - guard_s for job in now),
         "running": len(running),
@@ -368,9 +364,9 @@ def _row(
         "gpus": job.gpus,
         "limit_s": job.limit_s,
         "waited_s": max(now_s - job.since_s, 0.0),
-        "place": [places[job.name] + 1 for places, _ in worlds],
+        "place": [positions[job.name] + 1 for positions, _ in worlds],
         "factor": [job.factor, factors.get(job.job_id, job.factor)],
-        "wait_s": [float(waits_s[:, places[job.name]].mean()) for places, waits_s in worlds],
+        "wait_s": [float(waits_s[:, positions[job.name]].mean()) for positions, waits_s in worlds],
     }
 
 
@@ -387,8 +383,8 @@ def _expected(waits_s: Numbers) -> dict[str, Any]:
     """Summarize (draws, jobs): the mean wait and the longest, with bands if there are several draws."""
     figures = {"mean_s": waits_s.mean(axis=1), "longest_s": waits_s.max(axis=1)}
     return {
-        key: {"value": float(each.mean()), "band": band(each) if len(each) > 1 else None}
-        for key, each in figures.items()
+        key: {"value": float(values.mean()), "band": band(values) if len(values) > 1 else None}
+        for key, values in figures.items()
     }
 
 
@@ -405,24 +401,24 @@ def expected_waits_s(
     """
     draws = DRAWS if np.isfinite(case.jobs.requested_s).any() or case.scenario.jitter_s else 1
     tasks = [(running, order, now_s, draw) for order in orders for draw in range(draws)]
-    found = results(_waits_s, case, tasks, processes) if orders[0] else [np.empty(0)] * len(tasks)
-    return [np.array(found[place * draws : (place + 1) * draws]) for place in range(len(orders))]
+    waits_s = results(_waits_s, case, tasks, processes) if orders[0] else [np.empty(0)] * len(tasks)
+    return [np.array(waits_s[number * draws : (number + 1) * draws]) for number in range(len(orders))]
 
 
 def _waits_s(case: JobsCase, task: tuple[Sequence[LiveJob], Sequence[LiveJob], float, int]) -> Numbers:
     running, order, now_s, draw = task
     jobs = [*sorted(running, key=lambda job: -job.used_s), *order]  # at one instant the first row comes first
     many, longest_s = len(running), max((job.used_s for job in running), default=0.0)
-    ran_s = np.array([max(job.used_s, 1e-3) if place < many else 0.0 for place, job in enumerate(jobs)])
+    ran_s = np.array([max(job.used_s, 1e-3) if row < many else 0.0 for row, job in enumerate(jobs)])
     at_s = longest_s + 1.0
     trace = replace(_trace(case, jobs, at_s - ran_s), run_s=_lengths_s(case, jobs, draw))
-    here = replace(
+    simulated = replace(
         case,
         jobs=trace,
         snapshot=Snapshot(round(at_s * NS_PER_S), np.round(ran_s * NS_PER_S).astype(np.int64)),
         world=replace(case.world, outages=()),
     )
-    record = run_policy(here, case.baseline)
+    record = run_policy(simulated, case.baseline)
     start_s = np.where(record.start_ns == NOT_YET, record.ended_ns, record.start_ns)[many:] / NS_PER_S
     return np.asarray(start_s - at_s + [max(now_s - job.since_s, 0.0) for job in order])
 
@@ -433,12 +429,12 @@ def _lengths_s(case: JobsCase, jobs: Sequence[LiveJob], draw: int) -> Numbers:
     has_limit = np.isfinite(log.requested_s)
     shares = np.sort(np.minimum(log.run_s[has_limit] / log.requested_s[has_limit], 1.0))
     lengths_s = np.empty(len(jobs))
-    for place in sorted(range(len(jobs)), key=lambda place: jobs[place].name):
-        job, (chosen, late) = jobs[place], rng.uniform(size=2)
-        known_s = np.sort(log.run_s) if job.limit_s == NO_LIMIT_S else shares * job.limit_s
-        longer_s = known_s[np.searchsorted(known_s, job.used_s, "right") :]  # than its run so far
-        length_s = longer_s[int(chosen * len(longer_s))] if len(longer_s) else job.limit_s
-        lengths_s[place] = max(length_s, job.used_s + 1.0) + late * case.scenario.jitter_s
+    for row in sorted(range(len(jobs)), key=lambda row: jobs[row].name):
+        job, (quantile, late) = jobs[row], rng.uniform(size=2)
+        possible_s = np.sort(log.run_s) if job.limit_s == NO_LIMIT_S else shares * job.limit_s
+        longer_s = possible_s[np.searchsorted(possible_s, job.used_s, "right") :]  # than its run so far
+        length_s = longer_s[int(quantile * len(longer_s))] if len(longer_s) else job.limit_s
+        lengths_s[row] = max(length_s, job.used_s + 1.0) + late * case.scenario.jitter_s
     return lengths_s
 
 

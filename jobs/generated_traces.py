@@ -71,16 +71,16 @@ class Drawing:
         return self.load * self.gpus / (mean_gpus * self.durations.parameters["mean_s"])
 
 
-def law(text: str, known: Mapping[str, Mapping[str, float]], flag: str) -> Law:
+def law(text: str, defaults: Mapping[str, Mapping[str, float]], flag: str) -> Law:
     """Parse a distribution such as `lognormal:mean_s=3600,cv2=41`; missing parameters get defaults.
 
     Raises:
         InputError: no such law or parameter, or a value that it can't have.
     """
     name, _, rest = text.partition(":")
-    if name not in known:
-        raise InputError(flag, "", f"unknown {name!r:.80}; {nearest(name, known)}")
-    parameters = dict(known[name])
+    if name not in defaults:
+        raise InputError(flag, "", f"unknown {name!r:.80}; {nearest(name, defaults)}")
+    parameters = dict(defaults[name])
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
         if key not in parameters:

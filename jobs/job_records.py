@@ -108,8 +108,8 @@ def sampled_variability(groups: Sequence[NodeGroup], spreads: Mapping[str, float
     fastest = min(float(row.min()) for row in z)
     return Variability(
         {
-            job_class: tuple(tuple(np.exp(-spread * (row - fastest)).tolist()) for row in z)
-            for job_class, spread in spreads.items()
+            job_class: tuple(tuple(np.exp(-deviation * (row - fastest)).tolist()) for row in z)
+            for job_class, deviation in spreads.items()
         }
     )
 
@@ -308,18 +308,18 @@ def are_done(columns: Mapping[str, Numbers]) -> NDArray[np.bool_]:
 
 def _mean_in_system(record: JobsRecord) -> Numbers:
     """Return (n,) the mean number of jobs in the system during each job's stay; 1 for jobs that never left."""
-    here = ~record.is_refused
+    is_accepted = ~record.is_refused
     came_s = np.maximum(record.jobs.submit_ns, record.begun_ns) / NS_PER_S
     left_s = np.where(record.is_done, record.end_ns, record.ended_ns) / NS_PER_S
-    times_s = np.concatenate([came_s[here], left_s[here]])
-    steps = np.concatenate([np.ones(here.sum()), -np.ones(here.sum())])
+    times_s = np.concatenate([came_s[is_accepted], left_s[is_accepted]])
+    steps = np.concatenate([np.ones(is_accepted.sum()), -np.ones(is_accepted.sum())])
     order = np.argsort(times_s, kind="stable")
     times_s, inside = times_s[order], np.cumsum(steps[order])
     area = np.concatenate([[0.0], np.cumsum(inside[:-1] * np.diff(times_s))])
     stay_s = left_s - came_s
     mean = np.interp(left_s, times_s, area) - np.interp(came_s, times_s, area)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(here & (stay_s > 0), np.maximum(mean / stay_s, 1.0), 1.0)
+        return np.where(is_accepted & (stay_s > 0), np.maximum(mean / stay_s, 1.0), 1.0)
 
 
 def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
@@ -370,18 +370,18 @@ def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
     work, lost = record.jobs.work_ns / NS_PER_S, record.lost_ns / NS_PER_S
     slo_attainment = work / (work + lost)
     useful = float(((held_s - record.restart_ns / NS_PER_S) * slo_attainment * record.jobs.gpus_used).sum())
-    there = (record.capacity_gpu_ns - record.down_gpu_ns) / NS_PER_S
+    available_s = (record.capacity_gpu_ns - record.down_gpu_ns) / NS_PER_S
     return {
         "makespan_s": (record.ended_ns - record.begun_ns) / NS_PER_S,
-        "utilization": busy / there if there else None,
+        "utilization": busy / available_s if available_s else None,
         "goodput_share": useful / busy if busy else None,
     }
 
 
 def _jain(slowdown: Numbers, names: NDArray[np.object_]) -> float | None:
     """Return Jain's index of the mean bounded slowdowns by name: 1 if all are equal; None for one name."""
-    known, codes = np.unique(names.astype(str), return_inverse=True)
-    if len(known) < 2:
+    groups, codes = np.unique(names.astype(str), return_inverse=True)
+    if len(groups) < 2:
         return None
     means = np.bincount(codes, slowdown) / np.bincount(codes)
     return float(means.sum() ** 2 / (len(means) * (means**2).sum()))
@@ -397,11 +397,11 @@ def groups_of(
 
     A row each, with the means of these values, and which jobs they are.
     """
-    place = np.searchsorted(SIZES, record.jobs.gpus)
-    sizes = [(_size_name(at), place == at) for at in np.unique(place).tolist()]
+    size_class = np.searchsorted(SIZES, record.jobs.gpus)
+    sizes = [(_size_name(number), size_class == number) for number in np.unique(size_class).tolist()]
     names, codes, counts = np.unique(record.jobs.vc.astype(str), return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable").tolist()
-    vcs = [(str(names[at]) or "(none)", codes == at) for at in order]
+    vcs = [(str(names[number]) or "(none)", codes == number) for number in order]
     for kind, classes in (("size", sizes), ("vc", vcs)):
         for name, members in classes if len(classes) > 1 else ():
             if (members & among).any():
@@ -410,8 +410,8 @@ def groups_of(
                 yield {"kind": kind, "name": name, "jobs": int(rows.sum()), **means}, rows
 
 
-def _size_name(place: int) -> str:
-    if place == len(SIZES):
+def _size_name(size_class: int) -> str:
+    if size_class == len(SIZES):
         return f"above {SIZES[-1]}"
-    low = SIZES[place - 1] + 1 if place else 1
-    return str(low) if low == SIZES[place] else f"{low}-{SIZES[place]}"
+    low = SIZES[size_class - 1] + 1 if size_class else 1
+    return str(low) if low == SIZES[size_class] else f"{low}-{SIZES[size_class]}"

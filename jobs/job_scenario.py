@@ -109,8 +109,8 @@ def relative_to(table: Table, reference: str, source: str) -> dict[str, dict[str
 
 def with_others(by_class: Mapping[str, Value], classes: Iterable[str]) -> dict[str, Value]:
     """Return the table with the value of `*` for each of these classes that has none."""
-    named = {job_class: value for job_class, value in by_class.items() if job_class != OTHERS}
-    return named if OTHERS not in by_class else {**dict.fromkeys(classes, by_class[OTHERS]), **named}
+    own = {job_class: value for job_class, value in by_class.items() if job_class != OTHERS}
+    return own if OTHERS not in by_class else {**dict.fromkeys(classes, by_class[OTHERS]), **own}
 
 
 # ----------------------------------------------------------------------------------------------------------------- case
@@ -153,10 +153,10 @@ class JobsCase:
     @property
     def baseline(self) -> NamedPolicy:
         """The policy that the others are compared with."""
-        named = self.scenario.baseline
-        return self.policies[0 if named is None else self.scenario.policies.index(named)]
+        name = self.scenario.baseline
+        return self.policies[0 if name is None else self.scenario.policies.index(name)]
 
-    def run_of(self, named: NamedPolicy) -> JobRun:
+    def run_of(self, candidate: NamedPolicy) -> JobRun:
         """Build one policy's run.
 
         Raises:
@@ -165,12 +165,12 @@ class JobsCase:
         with _of_file(self.source):
             return JobRun(
                 self.jobs,
-                named.policy,
+                candidate.policy,
                 self.scenario.warmup_s,
                 self.snapshot,
                 round(self.scenario.longest_s * NS_PER_S),
                 self.past,
-                named.choosing(self.scenario.seed),
+                candidate.choosing(self.scenario.seed),
             )
 
 
@@ -194,8 +194,8 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies
         strict.change(raw, key.split("."), value, str(path))
     if policies:
         suffixes = (POLICY_SUFFIX, LEARNED_SUFFIX)
-        named = [str(Path(name).absolute()) if name.endswith(suffixes) else name for name in policies]
-        raw |= {"policies": named, "baseline": None}
+        paths = [str(Path(name).absolute()) if name.endswith(suffixes) else name for name in policies]
+        raw |= {"policies": paths, "baseline": None}
     scenario = strict.validate(JobsScenario, raw, str(path))
     folder = path.absolute().parent
     return with_paths(scenario, lambda text: str(folder / text))
@@ -220,8 +220,8 @@ def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = No
         past = _past(trace, scenario.window.from_s) if scenario.history == "earlier" else ()
     _require_requests(policies, jobs, *where)
     case = JobsCase(scenario, source, world, jobs, source_jobs, past, policies, images_s)
-    for each in policies:
-        case.run_of(each)
+    for policy in policies:
+        case.run_of(policy)
     return case
 
 
@@ -242,8 +242,8 @@ def _of_file(source: str) -> Iterator[None]:
     except InputError as error:
         if error.source not in ("policy", "trace", "run", "load", "failures"):
             raise
-        place = "" if error.source in ("run", "policy") else error.source
-        raise InputError(source, ".".join(filter(None, (place, error.key))), error.problem) from None
+        prefix = "" if error.source in ("run", "policy") else error.source
+        raise InputError(source, ".".join(filter(None, (prefix, error.key))), error.problem) from None
 
 
 # ------------------------------------------------------------------------------------------------------------ policies
@@ -260,17 +260,17 @@ def named_policy(name: str, scenario: JobsScenario, source: str, key: str = "") 
     """
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
-        named = _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
+        candidate = _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
     elif name.endswith(POLICY_SUFFIX):
-        named = read_policy(Path(name), scenario.cluster)
+        candidate = read_policy(Path(name), scenario.cluster)
     else:
         try:
             policy = _with_numbers(policy_of(name), scenario.preemption, scenario.multifactor, scenario.cluster)
         except InputError as error:
             raise InputError(source, key, error.problem) from None
-        named = NamedPolicy(shown_name(policy), policy)
+        candidate = NamedPolicy(shown_name(policy), policy)
     interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
-    return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
+    return replace(candidate, policy=replace(candidate.policy, bf_interval_ns=interval_ns))
 
 
 def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
@@ -279,42 +279,42 @@ def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
     Raises:
         InputError: it is not a policy, or its parts can't be combined.
     """
-    given = strict.parse(PolicyFile, read_text(path), str(path))
-    if given.learned is not None:
-        learned = read_learned(path.parent / given.learned)[0]
+    file = strict.parse(PolicyFile, read_text(path), str(path))
+    if file.learned is not None:
+        learned = read_learned(path.parent / file.learned)[0]
         policy = learned.spec.policy
-        placement = given.placement if "placement" in given.model_fields_set else policy.placement
+        placement = file.placement if "placement" in file.model_fields_set else policy.placement
         with _of_file(str(path)):
             return _named(path.name, POLICY_SUFFIX, replace(policy, placement=placement), learned)
     with _of_file(str(path)):
-        words = JobPolicy(given.order, given.queueing, given.preemption.kind, given.placement, given.estimate)
-        policy = _with_numbers(words, given.preemption, given.multifactor, cluster)
-        policy = replace(policy, age_guard_ns=round((given.age_guard_s or 0.0) * NS_PER_S))
+        policy = JobPolicy(file.order, file.queueing, file.preemption.kind, file.placement, file.estimate)
+        policy = _with_numbers(policy, file.preemption, file.multifactor, cluster)
+        policy = replace(policy, age_guard_ns=round((file.age_guard_s or 0.0) * NS_PER_S))
     return _named(path.name, POLICY_SUFFIX, policy)
 
 
 def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = None) -> NamedPolicy:
     """Name a policy by its file; with `oracle` in the name if it uses true run times."""
     name = Path(file).name.removesuffix(suffix)
-    is_told = policy.estimate != ORACLE or ORACLE in name
-    return NamedPolicy(name if is_told else f"{name}-{ORACLE}", policy, learned)
+    is_named = policy.estimate != ORACLE or ORACLE in name
+    return NamedPolicy(name if is_named else f"{name}-{ORACLE}", policy, learned)
 
 
 def _with_numbers(
-    policy: JobPolicy, given: PreemptionKnobs, said: MultifactorKnobs, cluster: JobClusterSection
+    policy: JobPolicy, knobs: PreemptionKnobs, multifactor: MultifactorKnobs, cluster: JobClusterSection
 ) -> JobPolicy:
     """Return the policy with a file's numbers of preemption and priorities; its own round if there is none."""
-    restart_s = cluster.restart_s if given.restart_s is None else given.restart_s
-    own = {"round_s": given.round_s or policy.knobs.round_ns / NS_PER_S, "restart_s": restart_s}
-    return replace(policy, knobs=given.model_copy(update=own), multifactor=said)
+    restart_s = cluster.restart_s if knobs.restart_s is None else knobs.restart_s
+    own = {"round_s": knobs.round_s or policy.knobs.round_ns / NS_PER_S, "restart_s": restart_s}
+    return replace(policy, knobs=knobs.model_copy(update=own), multifactor=multifactor)
 
 
 def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str, key: str) -> None:
     """Check that all jobs have requested times if a policy uses them."""
     without = np.isnan(jobs.requested_s)
-    for each in policies:
-        if each.policy.estimate == "requested" and without.any():
-            problem = f"{each.name} needs requested times, and {without.sum():,} of {len(jobs):,} jobs have none"
+    for policy in policies:
+        if policy.policy.estimate == "requested" and without.any():
+            problem = f"{policy.name} needs requested times, and {without.sum():,} of {len(jobs):,} jobs have none"
             raise InputError(source, key, f"{problem}; take the estimate `history` instead")
 
 
@@ -323,7 +323,7 @@ def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source:
 
 def _world(scenario: JobsScenario, trace: JobTrace, source: str, images_s: ImagesS | None) -> JobWorld:
     cluster, classes = scenario.cluster, trace.codes("job_class")[0].tolist()
-    groups = tuple(NodeGroup(each.count, each.gpus, each.type, each.vc) for each in cluster.nodes)
+    groups = tuple(NodeGroup(group.count, group.gpus, group.type, group.vc) for group in cluster.nodes)
     nodes, spreads = sum(group.nodes for group in groups), with_others(cluster.variability, classes)
     if not set(trace.codes("vc")[0].tolist()) & {group.vc for group in groups} and all(group.vc for group in groups):
         problem = f"no virtual cluster of the trace has nodes; {nearest(groups[0].vc, trace.codes('vc')[0].tolist())}"
@@ -347,10 +347,10 @@ def _speeds(
         speeds = relative_to(read_throughputs(Path(cluster.throughputs)), reference, cluster.throughputs)
         return with_others(speeds, classes)
     of_type: dict[str, float] = {}
-    for place, group in enumerate(cluster.nodes):
+    for number, group in enumerate(cluster.nodes):
         if group.profile is None:
             continue
-        key = f"cluster.nodes.{place}.profile"
+        key = f"cluster.nodes.{number}.profile"
         if images_s is None:
             raise InputError(source, key, "nobody here reads profiles; `slimsched.jobs` does")
         rates = images_s(Path(group.profile), source, key)
@@ -367,8 +367,8 @@ def _speeds(
 
 
 def _outages(scenario: JobsScenario, nodes: int, last_s: float) -> tuple[NodeOutage, ...]:
-    given = scenario.cluster.outages
-    outages = [NodeOutage(round(each.from_s * NS_PER_S), round(each.to_s * NS_PER_S), each.node) for each in given]
+    planned = scenario.cluster.outages
+    outages = [NodeOutage(round(each.from_s * NS_PER_S), round(each.to_s * NS_PER_S), each.node) for each in planned]
     failures = scenario.cluster.failures
     if failures is not None:
         horizon_s = last_s + scenario.longest_s
@@ -405,7 +405,7 @@ def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
     jobs = trace.rows(ended)
     arrivals, work_ns = jobs.arrivals(), jobs.work_ns.tolist()
     order = np.argsort(end_s[ended], kind="stable").tolist()
-    return tuple((arrivals[place], work_ns[place]) for place in order)
+    return tuple((arrivals[row], work_ns[row]) for row in order)
 
 
 # --------------------------------------------------------------------------------------------------------------- doubts
@@ -426,9 +426,10 @@ def warnings_of(case: JobsCase) -> Iterator[str]:
     yield from _idle_nodes(case)
     yield from _short_rounds(case)
     yield from _whole_for_shares(case)
-    unknown = _classes_without_speeds(case)
-    if unknown:
-        yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
+    unknown = sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class))
+    if unknown and cluster.throughputs is not None:
+        doubt = f"no throughputs are known of {_some(unknown)}"
+        yield f"{doubt}: such jobs run equally fast everywhere; a row `*` would be theirs"
 
 
 def require_a_fit(case: JobsCase) -> None:
@@ -463,7 +464,7 @@ def _missing_types(case: JobsCase) -> list[str]:
 def _type_remedy(case: JobsCase, missing: list[str]) -> str:
     """Return the line to write: in nodes whose type no job requests, otherwise in new ones."""
     asked_types = case.jobs.asked_types
-    unasked = [place for place, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked_types]
+    unasked = [number for number, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked_types]
     where = f"in cluster.nodes.{unasked[0]}" if unasked else "in a new group of cluster.nodes"
     return f"write `type: {missing[0]}` {where}"
 
@@ -487,7 +488,7 @@ def _whole_for_shares(case: JobsCase) -> Iterator[str]:
     if not (case.jobs.gpu_share < 1).any():
         return
     packs = case.world.variability is None
-    if whole := [each.name for each in case.policies if not (packs and each.policy.packs_shares)]:
+    if whole := [policy.name for policy in case.policies if not (packs and policy.policy.packs_shares)]:
         yield f"jobs that ask for a share of a GPU hold a whole one under {_some(whole)}"
 
 
@@ -508,12 +509,6 @@ def _idle_nodes(case: JobsCase) -> Iterator[str]:
             yield f"{without.sum():,} jobs are of VC {_some(names)}, which has no nodes, and are refused"
     if unused := sorted(vcs - {""} - set(jobs.vc.tolist())):
         yield f"no job is of VC {_some(unused)}, so its nodes stand idle; {nearest(unused[0], set(jobs.vc.tolist()))}"
-
-
-def _classes_without_speeds(case: JobsCase) -> str:
-    if case.scenario.cluster.throughputs is None:
-        return ""
-    return _some(sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class)))
 
 
 def _some(names: list[str]) -> str:

@@ -138,8 +138,7 @@ class SlurmSection(StrictModel):
     """Slurm's delays, by its own names if it has one."""
 
     start_delay_s: Time = Field(
-        0.0,
-        description="time that a job holds its GPUs before it works, at each start: rounds, prolog, epilog",
+        0.0, description="time that a job holds its GPUs before it works, at each start: rounds, prolog, epilog"
     )
     bf_interval_s: Time = Field(
         0.0,
@@ -174,15 +173,13 @@ class JobsScenario(StrictModel):
         "single seconds; 0: none",
     )
     begin: Literal["empty", "snapshot"] = Field(
-        "empty",
-        description="state at the start: an empty cluster, or the log's running and waiting jobs",
+        "empty", description="state at the start: an empty cluster, or the log's running and waiting jobs"
     )
     warmup_s: Time = Field(
         0.0, description="jobs submitted within this time of the start are run, and left out of figures"
     )
     history: Literal["none", "earlier"] = Field(
-        "earlier",
-        description="history of policies that use one: none, or jobs that ended before the window",
+        "earlier", description="history of policies that use one: none, or jobs that ended before the window"
     )
     longest_s: Span = Field(366 * 86400.0, description="limit of the run after the last submission")
     preemption: PreemptionKnobs = Field(
@@ -233,17 +230,17 @@ class PolicyFile(StrictModel):
     learned: FilePath | None = Field(
         None, description=f"a learned policy's file `{LEARNED_SUFFIX}`, which sets all other words but the placement"
     )
-    order: str = Field("fifo", description=f"order of jobs: {', '.join(f'`{word}`' for word in ORDERS)}")
+    order: str = Field("fifo", description=f"order of jobs: {', '.join(f'`{name}`' for name in ORDERS)}")
     queueing: str = Field(
-        "strict", description=f"which jobs may overtake: {', '.join(f'`{word}`' for word in (*QUEUEINGS, ROUNDS))}"
+        "strict", description=f"which jobs may overtake: {', '.join(f'`{name}`' for name in (*QUEUEINGS, ROUNDS))}"
     )
     preemption: PolicyPreemption = Field(default_factory=PolicyPreemption, description="what is preempted, and when")
     multifactor: MultifactorKnobs = Field(
         default_factory=MultifactorKnobs, description="weights of the order `multifactor`"
     )
-    placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{word}`' for word in PLACEMENTS)}")
+    placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{name}`' for name in PLACEMENTS)}")
     estimate: str = Field(
-        "none", description=f"what is known of run times: {', '.join(f'`{word}`' for word in ESTIMATES)}"
+        "none", description=f"what is known of run times: {', '.join(f'`{name}`' for name in ESTIMATES)}"
     )
     age_guard_s: Span | None = Field(
         None, description="wait after which a job goes first, the oldest before all; null: order alone decides"
@@ -251,7 +248,7 @@ class PolicyFile(StrictModel):
 
     @model_validator(mode="after")
     def _learned_says_the_rest(self) -> PolicyFile:
-        said = [key for key in _OF_THE_LEARNED if key in self.model_fields_set]
-        if self.learned is not None and said:
-            raise ValueError(f"a learned policy brings its own {', '.join(said)}; leave it out")
+        keys = [key for key in _OF_THE_LEARNED if key in self.model_fields_set]
+        if self.learned is not None and keys:
+            raise ValueError(f"a learned policy brings its own {', '.join(keys)}; leave it out")
         return self

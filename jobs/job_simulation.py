@@ -45,7 +45,7 @@ from kit.errors import InputError
 from kit.units import NS_PER_S
 
 # The order of events at one instant; the number of the job or node is added to those between the two.
-ARRIVAL, END, STOPPED, NODE_DOWN, NODE_UP, LAST = (place << 32 for place in range(6))
+ARRIVAL, END, STOPPED, NODE_DOWN, NODE_UP, LAST = (rank << 32 for rank in range(6))
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
 
@@ -165,7 +165,7 @@ class JobSimulation:
         )
         self.now_ns = 0
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []  # the agenda
-        self._made = count()
+        self._sequence = count()
         self._columns = _Columns(len(jobs))
         self._begins_ns = run.begins_ns
         self._arrivals, self._arrived = jobs.arrivals(), 0
@@ -198,7 +198,7 @@ class JobSimulation:
 
     def _at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` at a time; at one instant by ascending `order`: `ARRIVAL` to `LAST`."""
-        heapq.heappush(self._heap, (when_ns, order, next(self._made), act, arguments))
+        heapq.heappush(self._heap, (when_ns, order, next(self._sequence), act, arguments))
 
     @property
     def _is_over(self) -> bool:

@@ -78,11 +78,11 @@ class JobTrace:
     @staticmethod
     def of(submit_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, **others: Any) -> JobTrace:
         """Build a trace from the required columns and any others; sorts by submission."""
-        provenance, many = others.pop("provenance", {}), len(np.asarray(submit_s))
-        usual = {"Texts": "", "Numbers": np.nan, "Counts": 1}
+        provenance, count = others.pop("provenance", {}), len(np.asarray(submit_s))
+        defaults = {"Texts": "", "Numbers": np.nan, "Counts": 1}
         types = {"Texts": object, "Numbers": float, "Counts": np.int64}
-        columns: dict[str, Any] = {name: [usual[kind]] * many for name, kind in _KINDS.items()}
-        columns |= {"job_id": list(map(str, range(many))), "status": ["unknown"] * many, "gpu_share": [1.0] * many}
+        columns: dict[str, Any] = {name: [defaults[kind]] * count for name, kind in _KINDS.items()}
+        columns |= {"job_id": list(map(str, range(count))), "status": ["unknown"] * count, "gpu_share": [1.0] * count}
         columns |= {"submit_s": submit_s, "run_s": run_s, "gpus": gpus, **others}
         assert columns.keys() == _KINDS.keys(), f"no such columns among {', '.join(others)}"
         order = np.argsort(np.asarray(submit_s, float), kind="stable")
@@ -280,7 +280,7 @@ def _check(trace: JobTrace, source: str) -> None:
         ("attempts", trace.attempts >= 1, "1 or more"),
         ("gpu_share", is_share(trace.gpu_share, trace.gpus), "0.001 to 1, below 1 of one GPU alone"),
         ("nodes", (trace.nodes >= 1) & (trace.nodes <= trace.gpus), "1 to the job's GPUs"),
-        *((name, ~((each := getattr(trace, name)) < 0) & ~np.isinf(each), seconds) for name in _MAY_BE_UNKNOWN),
+        *((name, ~((values := getattr(trace, name)) < 0) & ~np.isinf(values), seconds) for name in _MAY_BE_UNKNOWN),
         ("status", np.isin(statuses, STATUSES)[status], ", ".join(STATUSES)),
     ]
     for name, is_right, allowed in rules:
@@ -316,25 +316,25 @@ def classes_of(user: str, vc: str, gpus: int, requested_s: float) -> Sequence[Ha
     return [("user in vc", vc, *narrow), narrow, *wide]
 
 
-def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[dict[str, Any]]:
+def accuracies(trace: JobTrace, on_progress: Callable[[int], None] = lambda jobs: None) -> list[dict[str, Any]]:
     """Evaluate requested times and history: the share of jobs with an estimate, and its error.
 
     Args:
-        told: is called with the number of jobs predicted so far.
+        on_progress: is called with the number of jobs predicted so far.
     """
     requested = np.where(trace.requested_s > 0, trace.requested_s, np.nan)
-    estimates = {"requested": requested, "history": predictions(trace, told)}
+    estimates = {"requested": requested, "history": predictions(trace, on_progress)}
     return [{"name": name, **_accuracy(estimate_s, trace)} for name, estimate_s in estimates.items()]
 
 
-def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> NDArray[np.float64]:
+def predictions(trace: JobTrace, on_progress: Callable[[int], None] = lambda jobs: None) -> NDArray[np.float64]:
     """Return history's prediction of each job at submission; not-a-number if it has none.
 
     A prediction is the median of the last `WINDOW` jobs of the narrowest class with an ended job, at most the requested
     time.
     """
     columns: tuple[Any, ...] = (trace.user, trace.vc, trace.gpus, trace.requested_s)
-    known = list(zip(*(column.tolist() for column in columns), strict=True))
+    features = list(zip(*(column.tolist() for column in columns), strict=True))
     end_s = trace.recorded_end_s
     predicted_s = np.full(len(trace), np.nan)
     durations_s: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
@@ -342,14 +342,14 @@ def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None
     next_end = next(ended, None)
     for job, submit_s in enumerate(trace.submit_s.tolist()):
         while next_end is not None and end_s[next_end] <= submit_s:
-            for each in classes_of(*known[next_end]):
-                durations_s[each].append(run_s[next_end])
+            for job_class in classes_of(*features[next_end]):
+                durations_s[job_class].append(run_s[next_end])
             next_end = next(ended, None)
-        narrowest = next((each for each in classes_of(*known[job]) if each in durations_s), None)
+        narrowest = next((job_class for job_class in classes_of(*features[job]) if job_class in durations_s), None)
         if narrowest is not None:
             predicted_s[job] = median(durations_s[narrowest])
         if job % TELL_EVERY == TELL_EVERY - 1:
-            told(job + 1)
+            on_progress(job + 1)
     return np.where(trace.requested_s > 0, np.minimum(predicted_s, trace.requested_s), predicted_s)
 
 
@@ -378,13 +378,13 @@ SUMMARY_SCHEMA: Final = "slimsched.jobsummary/1"
 
 
 def summarize(
-    trace: JobTrace, gpus: int | None = None, told: Callable[[int], None] = lambda jobs: None
+    trace: JobTrace, gpus: int | None = None, on_progress: Callable[[int], None] = lambda jobs: None
 ) -> dict[str, Any]:
     """Summarize a trace in numbers.
 
     Args:
         gpus: GPUs of the cluster for which to report the load.
-        told: is called with the number of jobs processed so far.
+        on_progress: is called with the number of jobs processed so far.
     """
     return {
         "schema": SUMMARY_SCHEMA,
@@ -401,7 +401,7 @@ def summarize(
         "statuses": _groups(trace, "status"),
         "more_than_one_attempt_share": float((trace.attempts > 1).mean()),
         "recorded_waits": _waits(trace),
-        "prediction": accuracies(trace, told),
+        "prediction": accuracies(trace, on_progress),
     }
 
 
@@ -424,11 +424,7 @@ def _load(trace: JobTrace, gpus: int | None) -> dict[str, Any]:
 
 def _spread(values: Numbers) -> dict[str, Any]:
     mean = float(values.mean())
-    return {
-        "mean_s": mean,
-        "cv2": float(values.var()) / mean**2 if mean else None,
-        "quantiles_s": _quantiles(values),
-    }
+    return {"mean_s": mean, "cv2": float(values.var()) / mean**2 if mean else None, "quantiles_s": _quantiles(values)}
 
 
 def _quantiles(values: Numbers) -> dict[str, float]:
@@ -465,6 +461,6 @@ def _groups(trace: JobTrace, column: str) -> list[dict[str, Any]]:
 
 def _waits(trace: JobTrace) -> dict[str, Any]:
     """Summarize the waits of jobs whose log recorded one."""
-    known = trace.recorded_wait_s[np.isfinite(trace.recorded_wait_s)]
-    spread = _spread(known) if len(known) else {"mean_s": None, "cv2": None, "quantiles_s": None}
-    return {"known_share": len(known) / len(trace), **spread}
+    waits_s = trace.recorded_wait_s[np.isfinite(trace.recorded_wait_s)]
+    spread = _spread(waits_s) if len(waits_s) else {"mean_s": None, "cv2": None, "quantiles_s": None}
+    return {"known_share": len(waits_s) / len(trace), **spread}

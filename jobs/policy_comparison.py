@@ -35,24 +35,17 @@ _KEY: Final = b"slimsched"
 _SCALARS: Final = ("policy", "begun_ns", "ended_ns", "capacity_gpu_ns", "down_gpu_ns", "in_system_ns")
 _OF_THE_TRACE: Final = ("job_id", "submit_ns", "gpus", "gpu_share", "user", "vc", "work_ns")
 _COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name not in (*_SCALARS, "jobs"))
-_NOT_IN_A_RUN: Final = (
-    "name",
-    "policies",
-    "baseline",
-    "bound",
-    "preemption",
-    "multifactor",
-    "jitter_s",
-)  # a policy brings its own numbers
+# A policy brings its own numbers of preemption and priorities.
+_NOT_IN_A_RUN: Final = ("name", "policies", "baseline", "bound", "preemption", "multifactor", "jitter_s")
 
 
-def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
+def fingerprint(case: JobsCase, candidate: NamedPolicy) -> str:
     """Return a hash of all that a run depends on: the scenario's keys, the files that it names, the policy."""
     scenario = with_paths(case.scenario, lambda text: Path(text).name)
-    said = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
-    read = [each.path for each in named_files(case.scenario) if each.key.partition(".")[0] not in _NOT_IN_A_RUN]
-    learned = None if named.learned is None else named.learned.content()
-    return inputs_hash(RUN_SCHEMA, said, repr(case.world.speeds), named.name, repr(named.policy), learned, *read)
+    keys = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
+    paths = [file.path for file in named_files(case.scenario) if file.key.partition(".")[0] not in _NOT_IN_A_RUN]
+    net = None if candidate.learned is None else candidate.learned.content()
+    return inputs_hash(RUN_SCHEMA, keys, repr(case.world.speeds), candidate.name, repr(candidate.policy), net, *paths)
 
 
 def write_run(path: Path, made_of: str, record: JobsRecord) -> None:
@@ -81,15 +74,15 @@ def read_run(path: Path, made_of: str, jobs: JobTrace) -> JobsRecord | None:
         return None
     try:
         table = parquet.read_table(path)
-        said: dict[str, Any] = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+        header: dict[str, Any] = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
     except (ArrowException, OSError, ValueError):
         raise InputError(str(path), "", "is no run of training jobs, or damaged; remove it") from None
-    if said.get("schema") != RUN_SCHEMA:
+    if header.get("schema") != RUN_SCHEMA:
         raise InputError(str(path), "", "was not made by `slimsched jobs`; move it elsewhere, or name another folder")
-    if said["made_of"] != made_of:
+    if header["made_of"] != made_of:
         return None
     columns = {name: table[name].to_numpy() for name in _COLUMNS}
-    return JobsRecord(jobs=jobs, **columns, **{name: said[name] for name in _SCALARS})
+    return JobsRecord(jobs=jobs, **columns, **{name: header[name] for name in _SCALARS})
 
 
 # ------------------------------------------------------------------------------------------------------------- bounding
@@ -125,8 +118,8 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
         run_s[counts],
         np.array([float(pool.gpus) for pool in cluster.pools]),
     )
-    given = case.scenario.bound
-    bound = lower_bound(problem, is_preemptive, given.passes, given.cell_s)
+    settings = case.scenario.bound
+    bound = lower_bound(problem, is_preemptive, settings.passes, settings.cell_s)
     jct_mean_s = bound.total_s / int(counts.sum())
     prices = bound.prices
     return {
@@ -147,11 +140,11 @@ def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
     """Return (n, pools) seconds by pool, infinite if a job may not run; (n,) on the fastest type that it may use."""
     speeds = cluster.speeds(case.jobs.arrivals(), case.world.speeds)
     fastest = speeds.max(axis=1)
-    for wanted, most in (
+    for needed, most in (
         (case.jobs.gpus, [pool.gpus for pool in cluster.pools]),
         (case.jobs.nodes, [len(pool.nodes) for pool in cluster.pools]),
     ):
-        speeds[wanted[:, None] > np.array(most)] = 0.0
+        speeds[needed[:, None] > np.array(most)] = 0.0
     work_s = case.jobs.work_ns / NS_PER_S
     with np.errstate(divide="ignore"):
         return work_s[:, None] / speeds, work_s / np.where(fastest > 0, fastest, 1.0)
@@ -165,8 +158,8 @@ def _pool_names(pools: Sequence[Pool]) -> list[str]:
     return names
 
 
-def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], None] = lambda: None) -> list[Bound]:
-    """Compute the bounds without preemption (False) and with; calls `told` after each.
+def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, on_bound: Callable[[], None] = lambda: None) -> list[Bound]:
+    """Compute the bounds without preemption (False) and with; calls `on_bound` after each.
 
     A bound with preemption also holds without, for schedules without preemption are a special case. So if both are
     sought, the bound without is the larger of the two: its search stalls if many jobs are equal.
@@ -174,9 +167,9 @@ def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], N
     bounds = []
     for is_preemptive in kinds:
         bounds.append(bound_of(case, is_preemptive))
-        told()
-    largest = max(bounds, key=lambda each: float(each["jct_mean_s"]))
-    return [each if each["is_preemptive"] else {**largest, "is_preemptive": False} for each in bounds]
+        on_bound()
+    largest = max(bounds, key=lambda bound: float(bound["jct_mean_s"]))
+    return [bound if bound["is_preemptive"] else {**largest, "is_preemptive": False} for bound in bounds]
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing
@@ -189,41 +182,41 @@ ByJob = Mapping[str, Numbers]  # as `figures.by_job` has it
 SAME_S: Final = 1.0  # waits that differ by less are the same
 
 
-def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
+def run_policy(case: JobsCase, candidate: NamedPolicy) -> JobsRecord:
     """Run one policy on a case."""
-    return JobSimulation(case.world, case.run_of(named)).run()
+    return JobSimulation(case.world, case.run_of(candidate)).run()
 
 
 def run_all(
-    case: JobsCase, jobs: int, folder: Path | None = None, told: Callable[[str, bool], None] = lambda name, found: None
+    case: JobsCase, jobs: int, folder: Path | None = None, on_run: Callable[[str, bool], None] = lambda *_: None
 ) -> dict[str, JobsRecord]:
     """Run all policies of a case; returns runs by name, in order, and reads runs that are in the folder.
 
     Args:
         jobs: number of processes, unless another backend is configured.
         folder: the folder in which each run is stored as soon as it is done.
-        told: is called with a policy's name when its run is available, and whether it was read from the folder.
+        on_run: is called with a policy's name when its run is available, and whether it was read from the folder.
 
     Raises:
         InputError: another file has the name of a run's file.
     """
     records: dict[str, JobsRecord] = {}
-    kept: dict[str, tuple[Path, str]] = {}  # file and fingerprint
+    files: dict[str, tuple[Path, str]] = {}  # file and fingerprint
     if folder is not None:
-        for named in case.policies:
-            file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
-            kept[named.name] = folder / file, fingerprint(case, named)
-            if (record := read_run(*kept[named.name], case.jobs)) is not None:
-                records[named.name] = record
-                told(named.name, True)
-    missing = [named for named in case.policies if named.name not in records]
-    for place, record in each(run_policy, case, missing, jobs):
-        name = missing[place].name
+        for candidate in case.policies:
+            file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', candidate.name)}{SUFFIX}"
+            files[candidate.name] = folder / file, fingerprint(case, candidate)
+            if (record := read_run(*files[candidate.name], case.jobs)) is not None:
+                records[candidate.name] = record
+                on_run(candidate.name, True)
+    missing = [candidate for candidate in case.policies if candidate.name not in records]
+    for index, record in each(run_policy, case, missing, jobs):
+        name = missing[index].name
         records[name] = record
-        if name in kept:
-            write_run(*kept[name], record)
-        told(name, False)
-    return {named.name: records[named.name] for named in case.policies}
+        if name in files:
+            write_run(*files[name], record)
+        on_run(name, False)
+    return {candidate.name: records[candidate.name] for candidate in case.policies}
 
 
 GROWN: Final = 1.5  # times the baseline's longest wait: above it a policy gets a guard, and the result a warning
@@ -239,9 +232,10 @@ def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None
         None if no longest wait grows, or the policy already has a guard or cannot have one.
     """
     longest_s = {row["policy"]: row["wait_s"]["max"] or 0.0 for row in comparison["policies"]}
-    named = next((named for named in case.policies if [named.name] == comparison["least"][-1:]), case.baseline)
-    policy, base_s = named.policy, longest_s[case.baseline.name]
-    if not 0 < GROWN * base_s < longest_s[named.name] or policy.is_preemptive or policy.learned or policy.age_guard_ns:
+    candidate = next((best for best in case.policies if [best.name] == comparison["least"][-1:]), case.baseline)
+    policy, base_s = candidate.policy, longest_s[case.baseline.name]
+    grows = 0 < GROWN * base_s < longest_s[candidate.name]
+    if not grows or policy.is_preemptive or policy.learned or policy.age_guard_ns:
         return None
     unit_s = 3600 if base_s >= 6 * 3600 else 60
     guard_ns = max(1, round(base_s / 3 / unit_s)) * unit_s * NS_PER_S
@@ -258,8 +252,8 @@ def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
     At another load than the log's no job counts.
     """
     recorded_s = case.jobs.recorded_wait_s
-    both = are_done(mine) & np.isfinite(recorded_s) & (case.scenario.load is None)
-    return np.maximum(np.nan_to_num(recorded_s), 0.0), both
+    is_compared = are_done(mine) & np.isfinite(recorded_s) & (case.scenario.load is None)
+    return np.maximum(np.nan_to_num(recorded_s), 0.0), is_compared
 
 
 def log_error(case: JobsCase, mine: ByJob) -> float | None:
@@ -269,18 +263,18 @@ def log_error(case: JobsCase, mine: ByJob) -> float | None:
     (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None if the log has no waits,
     or their mean is below a second.
     """
-    recorded_s, both = recorded(case, mine)
-    if not both.any() or recorded_s[both].mean() < SAME_S:
+    recorded_s, is_compared = recorded(case, mine)
+    if not is_compared.any() or recorded_s[is_compared].mean() < SAME_S:
         return None
-    return float(np.abs(mine["wait_s"] - recorded_s)[both].mean() / recorded_s[both].mean())
+    return float(np.abs(mine["wait_s"] - recorded_s)[is_compared].mean() / recorded_s[is_compared].mean())
 
 
 def _recorded_mean_s(case: JobsCase, mine: ByJob) -> dict[str, float] | None:
     """Return the mean waits of the jobs of `log_error`, in the log and in simulation; None if it has none."""
-    recorded_s, both = recorded(case, mine)
+    recorded_s, is_compared = recorded(case, mine)
     if log_error(case, mine) is None:
         return None
-    return {"log": float(recorded_s[both].mean()), "simulated": float(mine["wait_s"][both].mean())}
+    return {"log": float(recorded_s[is_compared].mean()), "simulated": float(mine["wait_s"][is_compared].mean())}
 
 
 # --------------------------------------------------------------------------------------------------------------- jitter
@@ -294,17 +288,17 @@ Band = tuple[float, float]  # from the 5th to the 95th of a hundred
 
 def jittered_waits_s(case: JobsCase, jobs: int) -> Numbers:
     """Simulate (draws, policies) mean waits; a draw is the same for all policies, and all cases of equal jobs."""
-    tasks = [(draw, place) for draw in range(DRAWS) for place in range(len(case.policies))]
+    tasks = [(draw, index) for draw in range(DRAWS) for index in range(len(case.policies))]
     return np.array(results(_jittered_wait_s, case, tasks, jobs)).reshape(DRAWS, -1)
 
 
 def _jittered_wait_s(case: JobsCase, task: tuple[int, int]) -> float:
-    draw, place = task
+    draw, index = task
     rng = stream(case.scenario.seed, f"job jitter {draw}")
     came, ended = case.scenario.jitter_s * rng.uniform(size=(2, len(case.jobs)))
     moved = replace(case.jobs, submit_s=case.jobs.submit_s + came, run_s=case.jobs.run_s + ended)
     jobs = moved.rows(np.argsort(moved.submit_s, kind="stable"))
-    columns = by_job(run_policy(replace(case, jobs=jobs), case.policies[place]), case.scenario.cluster.gpus)
+    columns = by_job(run_policy(replace(case, jobs=jobs), case.policies[index]), case.scenario.cluster.gpus)
     return float(columns["wait_s"][are_done(columns)].mean())
 
 
@@ -319,8 +313,8 @@ def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
     waits_s = jittered_waits_s(case, jobs)
     base_s = waits_s[:, case.policies.index(case.baseline)]
     rows = [
-        {"policy": named.name, "wait_s": band(mine_s), "share": band(mine_s / base_s - 1) if base_s.all() else None}
-        for named, mine_s in zip(case.policies, waits_s.T, strict=True)
+        {"policy": candidate.name, "wait_s": band(mine_s), "share": band(mine_s / base_s - 1) if base_s.all() else None}
+        for candidate, mine_s in zip(case.policies, waits_s.T, strict=True)
     ]
     return {"jitter_s": case.scenario.jitter_s, "draws": DRAWS, "policies": rows}
 
@@ -329,14 +323,14 @@ def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
 
 
 def result_document(
-    case: JobsCase, named: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
+    case: JobsCase, candidate: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
 ) -> dict[str, Any]:
     """Return one policy's run as a document, with the bounds of its kind."""
-    gpus, is_preemptive = case.scenario.cluster.gpus, named.policy.is_preemptive
+    gpus, is_preemptive = case.scenario.cluster.gpus, candidate.policy.is_preemptive
     return {
         "schema": RESULT_SCHEMA,
         "scenario": case.scenario.name,
-        "policy": named.name,
+        "policy": candidate.name,
         "is_preemptive": is_preemptive,
         "load": case.offered_load,
         **figures(record, gpus),
@@ -349,25 +343,25 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
     """Compare all runs; each but the baseline with the baseline, job by job."""
     gpus = case.scenario.cluster.gpus
     columns = {name: by_job(record, gpus) for name, record in runs.items()}
-    done = {name: are_done(each) for name, each in columns.items()}
+    done = {name: are_done(of_policy) for name, of_policy in columns.items()}
     base = columns[case.baseline.name]
     blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
     rows = []
-    for named in case.policies:
-        record, mine = runs[named.name], columns[named.name]
+    for candidate in case.policies:
+        record, mine = runs[candidate.name], columns[candidate.name]
         row = {
-            "policy": named.name,
-            "is_preemptive": named.policy.is_preemptive,
+            "policy": candidate.name,
+            "is_preemptive": candidate.policy.is_preemptive,
             **figures(record, gpus),
-            "intervals": {name: blocks.mean(values, done[named.name]) for name, values in mine.items()},
-            "above_bound": _above(mine, bounds, named.policy.is_preemptive),
-            "daily_wait_s": by_day(case.jobs.submit_s, mine["wait_s"], done[named.name]),
-            "slurm": asdict(in_slurm(named.policy)),
+            "intervals": {name: blocks.mean(values, done[candidate.name]) for name, values in mine.items()},
+            "above_bound": _above(mine, bounds, candidate.policy.is_preemptive),
+            "daily_wait_s": by_day(case.jobs.submit_s, mine["wait_s"], done[candidate.name]),
+            "slurm": asdict(in_slurm(candidate.policy)),
         }
         if mine is not base:
             row["against_baseline"] = against(mine, base, blocks)
-            both = done[named.name] & done[case.baseline.name]
-            groups = groups_of(record, both, wait_mean_s=mine["wait_s"], baseline_wait_mean_s=base["wait_s"])
+            is_compared = done[candidate.name] & done[case.baseline.name]
+            groups = groups_of(record, is_compared, wait_mean_s=mine["wait_s"], baseline_wait_mean_s=base["wait_s"])
             row["groups"] = [group | _won(mine, base, members) for group, members in groups]
         rows.append(row)
     least = _least(rows)
@@ -442,22 +436,19 @@ def _above(mine: ByJob, bounds: Sequence[Bound], is_preemptive: bool) -> dict[st
 
 def against(mine: ByJob, base: ByJob, blocks: Blocks) -> dict[str, Any]:
     """Return the difference of means over jobs that both have done: relative (its interval decides), and absolute."""
-    both = are_done(mine) & are_done(base)
+    is_compared = are_done(mine) & are_done(base)
     changes: dict[str, Any] = {}
     for name, theirs in base.items():
         changes[name] = {
-            "share": blocks.share(mine[name], theirs, both),
-            "difference": float((mine[name] - theirs)[both].mean()) if both.any() else None,
+            "share": blocks.share(mine[name], theirs, is_compared),
+            "difference": float((mine[name] - theirs)[is_compared].mean()) if is_compared.any() else None,
         }
-    return {**changes, **_won(mine, base, both)}
+    return {**changes, **_won(mine, base, is_compared)}
 
 
-def _won(mine: ByJob, base: ByJob, both: NDArray[np.bool_]) -> dict[str, float | None]:
+def _won(mine: ByJob, base: ByJob, is_compared: NDArray[np.bool_]) -> dict[str, float | None]:
     """Return the shares of jobs that wait less, and more, than under the baseline."""
-    if not both.any():
+    if not is_compared.any():
         return {"less_wait_share": None, "more_wait_share": None}
-    change_s = (mine["wait_s"] - base["wait_s"])[both]
-    return {
-        "less_wait_share": float((change_s < -SAME_S).mean()),
-        "more_wait_share": float((change_s > SAME_S).mean()),
-    }
+    change_s = (mine["wait_s"] - base["wait_s"])[is_compared]
+    return {"less_wait_share": float((change_s < -SAME_S).mean()), "more_wait_share": float((change_s > SAME_S).mean())}

@@ -34,7 +34,7 @@ _SPANS: Final = {
     "prioritycalcperiod": ("period_s", "5"),
 }
 _OTHER_WEIGHTS: Final = ("PriorityWeightQOS", "PriorityWeightPartition", "PriorityWeightAssoc", "PriorityWeightTRES")
-Words = Mapping[str, str]  # by lower-case key
+Settings = Mapping[str, str]  # by lower-case key
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,16 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     """
     lines = [{key.lower(): value.strip('"') for key, value in _PAIR.findall(line)} for line in _lines(path)]
     others = (line for line in lines if not line.keys() & {"nodename", "partitionname", "nodeset", "downnodes"})
-    said = dict(chain.from_iterable(line.items() for line in others))
+    settings = dict(chain.from_iterable(line.items() for line in others))
     notes: list[str] = []
     nodes = _nodes(lines, str(path), notes)
-    parameters = dict(part.partition("=")[::2] for part in said.get("schedulerparameters", "").split(","))
-    backfills = said.get("schedulertype", "sched/backfill").lower() != "sched/builtin"
-    multifactor = _multifactor(said, str(path), notes)
+    parameters = dict(part.partition("=")[::2] for part in settings.get("schedulerparameters", "").split(","))
+    backfills = settings.get("schedulertype", "sched/backfill").lower() != "sched/builtin"
+    multifactor = _multifactor(settings, str(path), notes)
     queueing = "easy" if parameters.get("bf_job_part_count_reserve", "0") not in ("", "0") else "conservative"
     order = MULTIFACTOR if multifactor else "fifo"
     policy = JobPolicy(order, queueing, estimate=REQUESTED) if backfills else JobPolicy(order, "strict", estimate=NONE)
-    if said.get("preempttype", "preempt/none").lower() != "preempt/none":
+    if settings.get("preempttype", "preempt/none").lower() != "preempt/none":
         notes.append("PreemptType: jobs are stopped by their QOS or partition, which no log tells")
     interval_s = _number(parameters.get("bf_interval") or "30", "SchedulerParameters", str(path)) if backfills else 0.0
     return SlurmConf(nodes, shown_name(policy), multifactor, interval_s, tuple(notes))
@@ -103,45 +103,45 @@ class _Node:
 
 
 def _nodes(lines: list[dict[str, str]], source: str, notes: list[str]) -> tuple[NodeGroup, ...]:
-    named = _present(lines, source, notes)
-    gpus = {name: node.gpus for name, node in named.items() if node.gpus}
+    present = _present(lines, source, notes)
+    gpus = {name: node.gpus for name, node in present.items() if node.gpus}
     if not gpus:
         raise InputError(source, "NodeName", "no node has GPUs (Gres=gpu:...); give the nodes by --nodes")
     if any(len(kinds) > 1 for kinds in gpus.values()):
         notes.append("Gres: nodes with GPUs of several types are taken for several nodes, one of each type")
-    of = _partitions(lines, source, named, notes)
-    groups = Counter((many, kind, of.get(node, "")) for node, kinds in gpus.items() for kind, many in kinds)
+    partition_of = _partitions(lines, source, present, notes)
+    groups = Counter((many, kind, partition_of.get(node, "")) for node, kinds in gpus.items() for kind, many in kinds)
     return tuple(NodeGroup(count, many, kind, vc) for (many, kind, vc), count in groups.items())
 
 
 def _present(lines: list[dict[str, str]], source: str, notes: list[str]) -> dict[str, _Node]:
     """Return nodes by name; nodes that are planned or down are noted, and have no GPUs."""
-    found: dict[str, _Node] = {}
+    nodes: dict[str, _Node] = {}
     absent: dict[str, set[str]] = {"FUTURE": set(), "DOWN": set()}
     for line in _with_defaults(lines, "nodename"):
         names, state = hosts(line["nodename"], source), line.get("state", "").upper().partition("+")[0]
         if state in absent:
             absent[state] |= set(names)
         features = line.get("features", line.get("feature", "")).split(",")
-        found |= dict.fromkeys(names, _Node(_gpus(line.get("gres", ""), source), frozenset(features)))
+        nodes |= dict.fromkeys(names, _Node(_gpus(line.get("gres", ""), source), frozenset(features)))
     for line in lines:
         if "downnodes" in line and line.get("state", "DOWN").upper() == "DOWN":
             absent["DOWN"] |= set(hosts(line["downnodes"], source))
-    for state, those in absent.items():
-        if gone := sorted(those & found.keys()):
-            notes.append(f"State={state}: {len(gone)} nodes are left out ({gone[0]}{', ...' if gone[1:] else ''})")
-            found |= dict.fromkeys(gone, _Node((), frozenset()))
-    return found
+    for state, absent_names in absent.items():
+        if out := sorted(absent_names & nodes.keys()):
+            notes.append(f"State={state}: {len(out)} nodes are left out ({out[0]}{', ...' if out[1:] else ''})")
+            nodes |= dict.fromkeys(out, _Node((), frozenset()))
+    return nodes
 
 
 def _with_defaults(lines: list[dict[str, str]], kind: str) -> Iterator[dict[str, str]]:
     """Yield the lines of a kind with the defaults of DEFAULT lines before each, which accumulate; case is ignored."""
-    usual: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     for line in lines:
         if line.get(kind, "").upper() == "DEFAULT":
-            usual |= line
+            defaults |= line
         elif kind in line:
-            yield {**usual, **line}
+            yield {**defaults, **line}
 
 
 def _gpus(gres: str, source: str) -> tuple[tuple[str, int], ...]:
@@ -151,7 +151,7 @@ def _gpus(gres: str, source: str) -> tuple[tuple[str, int], ...]:
         name, *rest = part.split(":")
         if name.lower() == "gpu":
             many = rest[-1] if rest and rest[-1].isdigit() else "1"
-            kind = next((word for word in rest if not word.isdigit() and word != "no_consume"), "")
+            kind = next((text for text in rest if not text.isdigit() and text != "no_consume"), "")
             kinds.append((kind, int(_number(many, "Gres", source))))
     return tuple(kinds)
 
@@ -164,23 +164,23 @@ def _partitions(
     members = dict[str, set[str]]()
     unknown = dict[str, list[str]]()
     for line in _with_defaults(lines, "partitionname"):
-        named = set[str]()
+        listed = set[str]()
         for name in hosts(line.get("nodes", ""), source):
             if name.upper() == "ALL":
-                named |= set(nodes)
+                listed |= set(nodes)
             elif name in sets or name in nodes:
-                named |= sets.get(name, {name})
+                listed |= sets.get(name, {name})
             else:
                 unknown.setdefault(line["partitionname"], []).append(name)
-        if with_gpus := {name for name in named if nodes[name].gpus}:
+        if with_gpus := {name for name in listed if nodes[name].gpus}:
             members[line["partitionname"]] = with_gpus
     for partition, names in unknown.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         notes.append(f"PartitionName: {partition} names {names[0]}{more}, which is no node")
-    of = {node: name for name, those in members.items() for node in those}
-    if is_shared := sum(map(len, members.values())) > len(of):
+    partition_of = {node: name for name, node_names in members.items() for node in node_names}
+    if is_shared := sum(map(len, members.values())) > len(partition_of):
         notes.append(f"PartitionName: {', '.join(members)} share nodes, so every job may use every node here")
-    return {} if is_shared or len(members) < 2 else of
+    return {} if is_shared or len(members) < 2 else partition_of
 
 
 def _node_sets(lines: list[dict[str, str]], source: str, nodes: Mapping[str, _Node]) -> dict[str, set[str]]:
@@ -204,7 +204,7 @@ def hosts(text: str, source: str) -> list[str]:
     names: list[str] = []
     for part in _NAMES.findall(text):
         pieces = re.findall(r"\[[^\]]*\]|[^\[]+", part)
-        ranges = (_range(each[1:-1], text, source) if each.startswith("[") else [each] for each in pieces)
+        ranges = (_range(piece[1:-1], text, source) if piece.startswith("[") else [piece] for piece in pieces)
         names += map("".join, product(*ranges))
         if len(names) > MOST_NODES:
             raise InputError(source, "NodeName", f"{text!r:.80} names more than {MOST_NODES:,} nodes")
@@ -224,24 +224,24 @@ def _range(text: str, whole: str, source: str) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------- priorities
 
 
-def _multifactor(said: Words, source: str, notes: list[str]) -> dict[str, Any]:
+def _multifactor(settings: Settings, source: str, notes: list[str]) -> dict[str, Any]:
     """Return the numbers of the priorities; none if all jobs have the same."""
-    if said.get("prioritytype", "priority/multifactor").lower() != "priority/multifactor":
+    if settings.get("prioritytype", "priority/multifactor").lower() != "priority/multifactor":
         return {}
-    weights = {name: _number(said.get(key, "0"), key, source) for key, name in _WEIGHTS.items()}
-    if others := [key for key in _OTHER_WEIGHTS if said.get(key.lower(), "0") != "0"]:
+    weights = {name: _number(settings.get(key, "0"), key, source) for key, name in _WEIGHTS.items()}
+    if others := [key for key in _OTHER_WEIGHTS if settings.get(key.lower(), "0") != "0"]:
         notes.append(f"{', '.join(others)}: priorities by these are not simulated")
     if not any(weights.values()):
         return {}
     if weights["weight_fairshare"]:
         notes.append("PriorityWeightFairshare: all users stand below one root, whatever accounts they have")
-    spans = {name: span_s(said.get(key, usual), key, source) for key, (name, usual) in _SPANS.items()}
+    spans = {name: span_s(settings.get(key, usual), key, source) for key, (name, usual) in _SPANS.items()}
     return {
         **weights,
         **spans,
-        "fair_tree": "NO_FAIR_TREE" not in said.get("priorityflags", "").upper(),
-        "favors_small": said.get("priorityfavorsmall", "no").lower() in ("yes", "true", "1"),
-        "damping": _number(said.get("fairsharedampeningfactor", "1"), "FairShareDampeningFactor", source),
+        "fair_tree": "NO_FAIR_TREE" not in settings.get("priorityflags", "").upper(),
+        "favors_small": settings.get("priorityfavorsmall", "no").lower() in ("yes", "true", "1"),
+        "damping": _number(settings.get("fairsharedampeningfactor", "1"), "FairShareDampeningFactor", source),
     }
 
 

@@ -132,8 +132,8 @@ def _value(
     total = 0.0
     for job in range(len(release_s)):
         least = np.inf
-        chosen = 0
-        where = 0.0
+        best = 0
+        best_at = 0.0
         for pool in range(pools):
             run = run_s[job, pool]
             if run < least:  # a bracket is at least the run time
@@ -143,13 +143,13 @@ def _value(
                     level, value = _best_start(release_s[job], run, gpus[job], prices[pool], paid[pool], cell_s)
                 if value < least:
                     least = value
-                    chosen = pool
-                    where = level
+                    best = pool
+                    best_at = level
         total += least
         if is_preemptive:
-            _use_below(release_s[job], run_s[job, chosen], gpus[job], prices[chosen], cell_s, where, used[chosen])
+            _use_below(release_s[job], run_s[job, best], gpus[job], prices[best], cell_s, best_at, used[best])
         else:
-            _use(where, where + run_s[job, chosen], gpus[job], cell_s, used[chosen])
+            _use(best_at, best_at + run_s[job, best], gpus[job], cell_s, used[best])
     return total
 
 

@@ -57,10 +57,10 @@ class Site:
     @property
     def policy(self) -> str:
         """The nearest policy; if the log determines none, that of `slurm.conf`, or Slurm's default, backfilling."""
-        return next(iter(self.errors)) if self.case == "near" else self.told or f"fifo-easy-{self.estimate}"
+        return next(iter(self.errors)) if self.case == "near" else self.configured or f"fifo-easy-{self.estimate}"
 
     @property
-    def told(self) -> str:
+    def configured(self) -> str:
         """The policy of `slurm.conf`, with the available estimate of run times; empty if none was read."""
         return "" if self.conf is None else self.conf.policy.replace(REQUESTED, self.estimate)
 
@@ -89,32 +89,32 @@ def site_of(
     Raises:
         InputError: no job fits on these nodes.
     """
-    untold = Site("no waits", {}, 0.0, float(np.isfinite(trace.requested_s).mean()), conf)
+    site = Site("no waits", {}, 0.0, float(np.isfinite(trace.requested_s).mean()), conf)
     waits_s = trace.recorded_wait_s[-MOST_JOBS:]
     if np.isfinite(waits_s).sum() < 2:
-        return untold
+        return site
     gpus, from_s = sum(group.nodes * group.gpus for group in nodes), float(trace.submit_s[-MOST_JOBS:][0])
     busy_gpus, overfull_share = busy_of(trace, gpus, from_s)
-    untold = replace(untold, busy_gpus=busy_gpus)
+    site = replace(site, busy_gpus=busy_gpus)
     if overfull_share > _OVERFULL_SHARE:
-        return replace(untold, case="too few nodes")
+        return replace(site, case="too few nodes")
     span_s = float(trace.submit_s[-1]) - from_s
     are_few = float(np.nansum(waits_s)) <= MOST_WAITING * span_s  # Little's law
-    can_tell = are_few or len(waits_s) <= FEW_JOBS or not untold.told.endswith("conservative")
-    known = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
-    names = list(dict.fromkeys([*filter(None, [untold.told] if can_tell else []), *known]))
+    can_tell = are_few or len(waits_s) <= FEW_JOBS or not site.configured.endswith("conservative")
+    bundled = [name.replace(REQUESTED, site.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
+    names = list(dict.fromkeys([*filter(None, [site.configured] if can_tell else []), *bundled]))
     case = _case(trace, path, nodes, names, conf)
     require_a_fit(case)
-    found = dict[int, float | None]()
+    errors_by_index = dict[int, float | None]()
     on_policy(0, len(names))
-    for place, error in each(_error, case, case.policies, jobs):
-        found[place] = error
-        on_policy(len(found), len(names))
-    errors = {name: error for place, name in enumerate(names) if (error := found[place]) is not None}
+    for index, error in each(_error, case, case.policies, jobs):
+        errors_by_index[index] = error
+        on_policy(len(errors_by_index), len(names))
+    errors = {name: error for index, name in enumerate(names) if (error := errors_by_index[index]) is not None}
     if not errors:
-        return replace(untold, case="nobody waited")
+        return replace(site, case="nobody waited")
     nearest = dict(sorted(errors.items(), key=itemgetter(1)))
-    return replace(untold, case="near" if min(errors.values()) <= NEAR else "far", errors=nearest)
+    return replace(site, case="near" if min(errors.values()) <= NEAR else "far", errors=nearest)
 
 
 def busy_of(trace: JobTrace, gpus: int, from_s: float = 0.0) -> tuple[float, float]:
@@ -124,9 +124,9 @@ def busy_of(trace: JobTrace, gpus: int, from_s: float = 0.0) -> tuple[float, flo
     """
     has_start = np.isfinite(trace.recorded_start_s)
     begun_s = np.where(has_start, trace.recorded_start_s, trace.submit_s + trace.recorded_wait_s)
-    known = np.isfinite(begun_s)
-    start_s, used = begun_s[known], trace.gpus_used[known]
-    end_s = start_s + trace.run_s[known] - SAME_S  # logs have whole seconds: a job may get its GPUs as another ends
+    is_known = np.isfinite(begun_s)
+    start_s, used = begun_s[is_known], trace.gpus_used[is_known]
+    end_s = start_s + trace.run_s[is_known] - SAME_S  # logs have whole seconds: a job may get its GPUs as another ends
     is_late = np.sort(start_s) >= from_s
     if not is_late.any():
         return 0.0, 0.0
@@ -142,7 +142,7 @@ def _case(
     """Build a case of the last jobs, from the log's state then if it has all starts; a tenth of it is not measured."""
     from_s = float(trace.submit_s[-MOST_JOBS:][0])
     has_starts = np.isfinite(trace.recorded_start_s[trace.submit_s < from_s]).all()
-    groups = [{"count": each.nodes, "gpus": each.gpus, "type": each.gpu_type, "vc": each.vc} for each in nodes]
+    groups = [{"count": group.nodes, "gpus": group.gpus, "type": group.gpu_type, "vc": group.vc} for group in nodes]
     raw = {
         "schema": SCHEMA,
         "name": "site",
@@ -157,8 +157,8 @@ def _case(
     return read_case(strict.validate(JobsScenario, raw, str(path)), str(path))
 
 
-def _error(case: JobsCase, named: NamedPolicy) -> float | None:
-    return log_error(case, by_job(run_policy(case, named), case.scenario.cluster.gpus))
+def _error(case: JobsCase, candidate: NamedPolicy) -> float | None:
+    return log_error(case, by_job(run_policy(case, candidate), case.scenario.cluster.gpus))
 
 
 # -------------------------------------------------------------------------------------------------------------- starter
@@ -192,15 +192,15 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
     if not kinds:
         return tuple(replace(group, gpu_type=group.gpu_type or "gpu") for group in nodes)
     first = nodes[0]
-    such = ", ".join(f"--nodes {first.nodes}x{first.gpus}:{kind}" for kind in kinds[:_MAX_NAMED])
-    such += " and so on" if len(kinds) > _MAX_NAMED else ""
+    flags = ", ".join(f"--nodes {first.nodes}x{first.gpus}:{kind}" for kind in kinds[:_MAX_NAMED])
+    flags += " and so on" if len(kinds) > _MAX_NAMED else ""
     if len(kinds) > 1 and not all(group.gpu_type for group in nodes):
-        raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {such}")
+        raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {flags}")
     groups = tuple(replace(group, gpu_type=group.gpu_type or kinds[0]) for group in nodes)
-    named = {group.gpu_type for group in groups}
-    if "" not in trace.gpu_types and not named & set(kinds):
-        types = ", ".join(map(repr, sorted(named)))
-        raise InputError("--nodes", "", f"no job asks for GPUs of type {types}, and each asks for some; write {such}")
+    given_types = {group.gpu_type for group in groups}
+    if "" not in trace.gpu_types and not given_types & set(kinds):
+        types = ", ".join(map(repr, sorted(given_types)))
+        raise InputError("--nodes", "", f"no job asks for GPUs of type {types}, and each asks for some; write {flags}")
     return groups
 
 
@@ -250,18 +250,18 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: int) -> dict[str, Any]:
     if len(now.jobs) != len(then.jobs):
         problem = f"the change makes {len(then.jobs):,} jobs of {len(now.jobs):,}"
         raise InputError(now.source, "window", f"{problem}: no job could be set against itself")
-    places = range(len(now.policies))
-    records = results(_run, (now, then), [(world, place) for world in (0, 1) for place in places], jobs)
-    pairs = zip(records[: len(places)], records[len(places) :], now.policies, strict=True)
+    indices = range(len(now.policies))
+    records = results(_run, (now, then), [(world, index) for world in (0, 1) for index in indices], jobs)
+    pairs = zip(records[: len(indices)], records[len(indices) :], now.policies, strict=True)
     rows = [
-        {"policy": named.name, "jitter_share": None, **_change((now, before), (then, after))}
-        for before, after, named in pairs
+        {"policy": candidate.name, "jitter_share": None, **_change((now, before), (then, after))}
+        for before, after, candidate in pairs
     ]
     if now.scenario.jitter_s:
         before_s, after_s = (jittered_waits_s(case, jobs).T for case in (now, then))
-        for place in places:
-            if before_s[place].all():
-                rows[place]["jitter_share"] = band(after_s[place] / before_s[place] - 1)
+        for index in indices:
+            if before_s[index].all():
+                rows[index]["jitter_share"] = band(after_s[index] / before_s[index] - 1)
     return {
         "schema": WHATIF_SCHEMA,
         "scenario": now.scenario.name,
@@ -281,7 +281,6 @@ def _run(cases: tuple[JobsCase, JobsCase], task: tuple[int, int]) -> JobsRecord:
 
 
 def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
-    """Compare one policy's runs before and after."""
     before, after = (by_job(record, case.scenario.cluster.gpus) for case, record in runs)
     now, then = (figures(record, case.scenario.cluster.gpus) for case, record in runs)
     blocks = Blocks.of(runs[0][0].jobs.submit_ns / NS_PER_S)
@@ -304,7 +303,7 @@ def capacity_document(
     wait_s: float,
     key: str = "mean",
     by: Literal["load", "nodes"] = "load",
-    told: Callable[[float, float], None] = lambda value, there_s: None,
+    on_trial: Callable[[float, float], None] = lambda value, measured_s: None,
 ) -> dict[str, Any]:
     """Find the largest load, or the fewest nodes of the first group, at which waits stay below a limit.
 
@@ -314,7 +313,7 @@ def capacity_document(
 
     Args:
         wait_s, key: limit of the `mean`, `p50`, `p90` or `p99` of all waits.
-        told: is called with each value that is tried, and its wait; infinite if jobs are not done.
+        on_trial: is called with each value that is tried, and its wait; infinite if jobs are not done.
 
     Raises:
         InputError: no number of nodes is enough.
@@ -323,19 +322,19 @@ def capacity_document(
     changed, most_refused = (_at_load, None) if by == "load" else (_with_nodes, _figures(case)["jobs"]["refused"])
 
     def keeps(value: float) -> bool:
-        waits_s[value] = there_s = _wait_s(changed(case, value), key, most_refused)
-        told(value, there_s)
-        return there_s <= wait_s
+        waits_s[value] = measured_s = _wait_s(changed(case, value), key, most_refused)
+        on_trial(value, measured_s)
+        return measured_s <= wait_s
 
-    found: dict[str, Any]
+    answer: dict[str, Any]
     if by == "load":
         low, high = _largest_load(keeps)
         below = [] if low is None else [share * low for share in CHECKS if not keeps(share * low)]
         broken = [{"load": load, "wait_s": waits_s[load] if isfinite(waits_s[load]) else None} for load in below]
-        found = {"load_kept": low, "load_broken": high, "broken_below": broken}
+        answer = {"load_kept": low, "load_broken": high, "broken_below": broken}
     else:
         nodes = _fewest_nodes(keeps, case.scenario.cluster.nodes[0])
-        found = {"nodes": nodes, "wait_there_s": waits_s[nodes]}
+        answer = {"nodes": nodes, "wait_there_s": waits_s[nodes]}
     return {
         "schema": CAPACITY_SCHEMA,
         "scenario": case.scenario.name,
@@ -343,7 +342,7 @@ def capacity_document(
         "load_now": case.load,
         "nodes_now": case.scenario.cluster.nodes[0].count,
         "limit": {"of": key, "wait_s": wait_s},
-        **found,
+        **answer,
     }
 
 
@@ -414,52 +413,53 @@ FACTOR: Final = 2.0
 Numbers = NDArray[np.float64]
 
 
-def validation_document(case: JobsCase, named: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
+def validation_document(case: JobsCase, candidate: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
     """Compare one policy's waits with the recorded ones, of jobs that have both.
 
     Raises:
         InputError: the log recorded no waits, or too few.
     """
-    record = run_policy(case, named)
+    record = run_policy(case, candidate)
     columns = by_job(record, case.scenario.cluster.gpus)
-    recorded_s, both = recorded(case, columns)
-    if both.sum() < 2:
+    recorded_s, is_compared = recorded(case, columns)
+    if is_compared.sum() < 2:
         problem = "the log recorded no waits that could be compared; import it with the columns of its starts"
         raise InputError(case.source, "trace", problem)
     blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
     simulated = columns["wait_s"]
+    groups = groups_of(record, is_compared, simulated_mean_s=simulated, recorded_mean_s=recorded_s)
     gpus, jitter_s = case.scenario.cluster.gpus, case.scenario.jitter_s
     return {
         "schema": VALIDATION_SCHEMA,
         "scenario": case.scenario.name,
-        "policy": named.name,
+        "policy": candidate.name,
         "load": case.offered_load,
         "gpus": gpus,
         "busy_gpus": busy_of(case.jobs, gpus)[0],
-        "jobs": int(both.sum()),
-        "left_out": int(len(case.jobs) - both.sum()),
-        "simulated_s": spread(simulated[both]),
-        "recorded_s": spread(recorded_s[both]),
+        "jobs": int(is_compared.sum()),
+        "left_out": int(len(case.jobs) - is_compared.sum()),
+        "simulated_s": spread(simulated[is_compared]),
+        "recorded_s": spread(recorded_s[is_compared]),
         "jitter_s": jitter_s,
-        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(named,)), jobs)) if jitter_s else None,
-        "error_share": blocks.share(simulated, recorded_s, both),
-        "error_s": float((simulated - recorded_s)[both].mean()),
+        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(candidate,)), jobs)) if jitter_s else None,
+        "error_share": blocks.share(simulated, recorded_s, is_compared),
+        "error_s": float((simulated - recorded_s)[is_compared].mean()),
         "log_error": log_error(case, columns),
-        **_closeness(simulated[both], recorded_s[both]),
-        "groups": [row for row, _ in groups_of(record, both, simulated_mean_s=simulated, recorded_mean_s=recorded_s)],
+        **_closeness(simulated[is_compared], recorded_s[is_compared]),
+        "groups": [row for row, _ in groups],
     }
 
 
-def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]:
+def _closeness(simulated_s: Numbers, recorded_s: Numbers) -> dict[str, float | None]:
     """Compare job by job: shares of near waits and of waits in only one of the two, and Spearman's rho."""
-    low, high = np.minimum(simulated, recorded), np.maximum(simulated, recorded)
-    near_s = min(NEAR_S, NEAR_MEAN * float(recorded.mean()))
+    low, high = np.minimum(simulated_s, recorded_s), np.maximum(simulated_s, recorded_s)
+    near_s = min(NEAR_S, NEAR_MEAN * float(recorded_s.mean()))
     near = (high - low <= near_s) | (high <= FACTOR * low)
-    constant = np.ptp(simulated) == 0 or np.ptp(recorded) == 0
+    constant = np.ptp(simulated_s) == 0 or np.ptp(recorded_s) == 0
     return {
         "near_s": near_s,
         "near_share": float(near.mean()),
-        "only_simulated_share": float(((simulated > near_s) & (recorded <= near_s)).mean()),
-        "only_recorded_share": float(((recorded > near_s) & (simulated <= near_s)).mean()),
-        "rank_correlation": None if constant else float(spearmanr(simulated, recorded).statistic),
+        "only_simulated_share": float(((simulated_s > near_s) & (recorded_s <= near_s)).mean()),
+        "only_recorded_share": float(((recorded_s > near_s) & (simulated_s <= near_s)).mean()),
+        "rank_correlation": None if constant else float(spearmanr(simulated_s, recorded_s).statistic),
     }

@@ -38,7 +38,7 @@ def carried_out(
     out: Path, monkeypatch: pytest.MonkeyPatch, *names: str, deadline_s: float = 5.0, seconds: float = 60.0
 ) -> dict[str, Any]:
     """Steps that are fake checks of these names; returns what was found of each."""
-    monkeypatch.setattr(visit.Step, "words", lambda step, *_: [*FAKE, "--check", step.name, "--out", str(out)])
+    monkeypatch.setattr(visit.Step, "command", lambda step, *_: [*FAKE, "--check", step.name, "--out", str(out)])
     chosen = [visit.Step(1, name, deadline_s / 2, deadline_s, "something") for name in names]
     visit.carry_out(chosen, seconds, out, "scenario.yaml", H200)
     evidence = json.loads((out / "visit-1" / "evidence.json").read_text())

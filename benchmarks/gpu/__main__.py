@@ -24,6 +24,7 @@ from benchmarks.gpu import MARK
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import Finding, Verdict, stamps, write
 from benchmarks.gpu.running import in_a_process
+from benchmarks.gpu.stand import CantTellError, Stand
 from benchmarks.gpu.visit import main as visit_main
 from scenarios.terminal.screen import terminated_as_interrupted
 
@@ -32,9 +33,9 @@ CPU_TIMES = 3.0  # a check may take on a CPU this many times as long as on a GPU
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    words = sys.argv[1:] if argv is None else [*argv]
-    if words[:1] in (["visit"], ["keep"]):
-        return visit_main(words)
+    arguments = sys.argv[1:] if argv is None else [*argv]
+    if arguments[:1] in (["visit"], ["keep"]):
+        return visit_main(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=530.0, help="of all checks together (530)")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="for the evidence (runs/gpu)")
@@ -44,27 +45,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", default="", help="that is tried, where git can't say it")
     parser.add_argument("--list", action="store_true", help="what each looks at; does nothing")
     parser.add_argument("--check", metavar="ID", help=argparse.SUPPRESS)
-    given = parser.parse_args(words)
-    kind = "cpu" if given.emulated else "cuda"
-    if given.emulated:
+    options = parser.parse_args(arguments)
+    kind = "cpu" if options.emulated else "cuda"
+    if options.emulated:
         by_id = {name: replace(check, deadline_s=CPU_TIMES * check.deadline_s) for name, check in by_id.items()}
-    chosen = [by_id[name] for name in given.only or [each.id for each in CHECKS if each.on_cpu or kind == "cuda"]]
-    if given.list:
-        for check in chosen:
+    selected = [
+        by_id[name] for name in options.only or [check.id for check in CHECKS if check.on_cpu or kind == "cuda"]
+    ]
+    if options.list:
+        for check in selected:
             print(
                 f"{check.id}  {check.what}; passes: {check.passes}; "
                 f"about {check.expected_s:.0f} s, at most {check.deadline_s:.0f} s"
             )
-        expected_s, most_s = sum(each.expected_s for each in chosen), sum(each.deadline_s for each in chosen)
-        print(f"together {len(chosen)} checks: about {expected_s:.0f} s, at most {most_s:.0f} s")
+        expected_s, most_s = sum(check.expected_s for check in selected), sum(check.deadline_s for check in selected)
+        print(f"together {len(selected)} checks: about {expected_s:.0f} s, at most {most_s:.0f} s")
         return 0
-    if given.check:
-        verdict, reason = _look(by_id[given.check], kind, given.out)
+    if options.check:
+        verdict, reason = _look(by_id[options.check], kind, options.out)
         print(MARK + json.dumps({"verdict": verdict, "reason": reason}), flush=True)
         return 0
-    command = " ".join(["python -m benchmarks.gpu", *words])
-    stamp = stamps(kind, given.commit)
-    return run(chosen, given.seconds, given.out, command, stamp, ["--emulated"] if given.emulated else [])
+    command = " ".join(["python -m benchmarks.gpu", *arguments])
+    stamp = stamps(kind, options.commit)
+    return run(selected, options.seconds, options.out, command, stamp, ["--emulated"] if options.emulated else [])
 
 
 @terminated_as_interrupted()  # so that the running check ends, too
@@ -73,7 +76,7 @@ def run(
     seconds: float,
     out: Path,
     command: str,
-    told: Mapping[str, str],
+    stamp: Mapping[str, str],
     more: Sequence[str] = (),
     module: str = "benchmarks.gpu",
 ) -> int:
@@ -92,16 +95,14 @@ def run(
             command_line = [sys.executable, "-m", module, "--check", check.id, "--out", str(out), *more]
             finding = in_a_process(command_line, check.id, min(check.deadline_s, left_s), log)
         findings.append(finding)
-        write(out, command, told, whats, findings)
+        write(out, command, stamp, whats, findings)
         print(f"{check.id} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
     print(f"evidence: {out / 'evidence.md'}")
-    return int(any(each.verdict == "failed" for each in findings))
+    return int(any(finding.verdict == "failed" for finding in findings))
 
 
 def _look(check: Check, kind: str, out: Path) -> tuple[Verdict, str]:
     """Run a check and return (verdict, why); measurements are reported meanwhile."""
-    from benchmarks.gpu.stand import CantTellError, Stand
-
     try:
         wrong = check.look()(Stand(kind, out))
     except CantTellError as reason:

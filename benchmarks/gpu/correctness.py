@@ -26,7 +26,9 @@ from policies.vocabulary import IMAGE, RunBatch
 BATCHES: Final = (1, 3, 32)
 EXACT, OF_TF32 = 1e-4, 2e-3
 LIKELY: Final = 0.02  # of the logits' spread: a label that wins by less may differ
-LANES, CHAINS, ROUNDS = 16, 8, 12
+LANES = 16
+CHAINS = 8
+ROUNDS = 12
 WAIT_S: Final = 20.0
 
 
@@ -36,23 +38,23 @@ WAIT_S: Final = 20.0
 def against_float64(stand: Stand) -> str:
     """Check the worst relative error over all keys, by order of memory and way of computing."""
     exact: Any = copy.deepcopy(stand.model).double()
-    ways = {
+    settings = {
         f"{order}{'_tf32' if is_tf32 else ''}": (stand.instances(channels_last=order == "nhwc"), is_tf32)
         for order, is_tf32 in itertools.product(("nchw", "nhwc"), (True, False) if stand.is_gpu else (False,))
     }
-    worst = dict.fromkeys(ways, 0.0)
+    worst = dict.fromkeys(settings, 0.0)
     for segment in range(1, stand.model.spec.segments + 1):
-        wide = {name: instances.make(segment, 1.0) for name, (instances, _) in ways.items()}
+        wide = {name: instances.make(segment, 1.0) for name, (instances, _) in settings.items()}
         keys = (key for key in stand.model.spec.work_keys() if key[0] == segment)
         for key, batch in itertools.product(keys, BATCHES):
             x = stand.activations(segment, key[2], batch)
             with torch.inference_mode():
-                wanted = exact.forward_segment(x.double(), *key)
-                for name, (instances, is_tf32) in ways.items():
+                expected = exact.forward_segment(x.double(), *key)
+                for name, (instances, is_tf32) in settings.items():
                     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
                     y = _served(instances, wide[name], x, key[1], key[2])
-                    worst[name] = max(worst[name], float((y.double() - wanted).abs().max() / wanted.abs().max()))
-        for name, (instances, _) in ways.items():
+                    worst[name] = max(worst[name], float((y.double() - expected).abs().max() / expected.abs().max()))
+        for name, (instances, _) in settings.items():
             instances.free(wide[name])
         stand.tell(worst)
     wrong = [name for name, error in worst.items() if error > (OF_TF32 if "tf32" in name else EXACT)]
@@ -67,7 +69,9 @@ def _served(instances: Instances, instance: Any, x: Tensor, width: float, previo
 
 def neighbours(stand: Stand) -> str:
     """Check an image's result with others, padded, in another order, and repeated."""
-    instances, worst, is_same = stand.instances(), 0.0, True
+    instances = stand.instances()
+    worst = 0.0
+    is_same = True
     for segment in range(1, stand.model.spec.segments + 1):
         instance, previous = instances.make(segment, 1.0), 0.0 if segment == 1 else 1.0
         x = stand.activations(segment, previous, 8)
@@ -129,26 +133,26 @@ def races(stand: Stand) -> str:
     If `compacted`, a block keeps little of what it received.
     """
     wrong = []
-    for way in ("shipped", "compacted"):
-        race = _Race(stand, way)
+    for mode in ("shipped", "compacted"):
+        race = _Race(stand, mode)
         compared, differ = race.run()
         text = f"{differ} of {compared} labels, {race.torn} of {race.moved} moves differ"
-        stand.tell({way: text})
-        wrong += [f"{way}: {text}"] if differ or race.torn else []
+        stand.tell({mode: text})
+        wrong += [f"{mode}: {text}"] if differ or race.torn else []
     return ", ".join(wrong)
 
 
 class _Race:
     """Lanes of every segment, and chains of batches through them."""
 
-    def __init__(self, stand: Stand, way: str) -> None:
+    def __init__(self, stand: Stand, mode: str) -> None:
         self._stand = stand
         self._arenas = (Arena(1 << 25), Arena(1 << 25))
-        instances, place = stand.instances(), stand.place
-        self._store = Activations(self._arenas, 0, place, KeptBlocks(instances.budget))
-        self._compacts = way == "compacted"
-        self._told: SimpleQueue[LaneEvent] = SimpleQueue()
-        self._lanes = TorchLanes(instances, self._store, self._told.put, lambda: 0, leave=lambda code: None)
+        instances, device = stand.instances(), stand.torch_device
+        self._store = Activations(self._arenas, 0, device, KeptBlocks(instances.budget))
+        self._compacts = mode == "compacted"
+        self._events: SimpleQueue[LaneEvent] = SimpleQueue()
+        self._lanes = TorchLanes(instances, self._store, self._events.put, lambda: 0, leave=lambda code: None)
         self._chance = stream(SEED, "races")
         self._numbers = itertools.count(1)
         self.moved = self.torn = 0  # moves, and moves with wrong bits
@@ -158,10 +162,10 @@ class _Race:
         segments = self._stand.model.spec.segments
         for lane in range(LANES):
             self._lanes.load(lane, lane % segments + 1, 1.0, False)
-            assert isinstance(self._told.get(timeout=WAIT_S), LoadEnded)
+            assert isinstance(self._events.get(timeout=WAIT_S), LoadEnded)
         rounds = [self._round(segments) for _ in range(ROUNDS)]
         self._lanes.reset()
-        return sum(each[0] for each in rounds), sum(each[1] for each in rounds)
+        return sum(pair[0] for pair in rounds), sum(pair[1] for pair in rounds)
 
     def _round(self, segments: int) -> tuple[int, int]:
         """Run some chains from images to labels, in step; stored activations are moved while the others run."""
@@ -171,7 +175,7 @@ class _Race:
         self._lanes.take([Input(tuple(range(len(images))), 0, tuple(images.shape[1:]), "float32", False)])
         labels: dict[int, int] = {}
         for segment in range(1, segments + 1):
-            requests = [each for chain in members for each in chain]
+            requests = [request for chain in members for request in chain]
             self._chance.shuffle(requests)  # batches of members of several blocks
             parts = [tuple(requests[4 * chain : 4 * chain + 4]) for chain in range(CHAINS)]
             batches = {next(self._numbers): part for part in parts}
@@ -180,7 +184,7 @@ class _Race:
                 lane, previous = int(self._chance.choice(lanes)), IMAGE if segment == 1 else 1.0
                 self._lanes.run(RunBatch(1, batch, lane, part, segment, previous, 1.0, len(part)))
             for _ in batches:
-                ended = self._told.get(timeout=WAIT_S)
+                ended = self._events.get(timeout=WAIT_S)
                 assert isinstance(ended, BatchEnded), ended
                 labels.update(zip(batches[ended.batch], ended.labels, strict=False))
                 if segment < segments:
@@ -191,17 +195,19 @@ class _Race:
             logits = self._stand.model(images, (1.0,) * segments)
         first, second = logits.topk(2, dim=1).values.T
         is_clear = (first - second) > LIKELY * (logits.max() - logits.min())
-        wanted = logits.argmax(1).tolist()
+        expected = logits.argmax(1).tolist()
         clear = [number for number in range(len(images)) if is_clear[number]]
-        return len(clear), sum(labels[number] != wanted[number] for number in clear)
+        return len(clear), sum(labels[number] != expected[number] for number in clear)
 
     def _move(self, part: tuple[int, ...]) -> None:
         """Move a batch's output to another arena, as a router would, while other batches run."""
-        wanted = gather([self._store.row(request) for request in part]).cpu()
+        expected = gather([self._store.row(request) for request in part]).cpu()
         moved = self._lanes.move(Move(0, 1, 0, part))
         assert moved is not None  # no network is involved here
-        came = tensor_in(self._arenas[1], 0, tuple(wanted.shape), wanted.dtype, moved.channels_last)
-        self.moved, self.torn = self.moved + 1, self.torn + (not torch.equal(came, wanted))
+        came = tensor_in(self._arenas[1], 0, tuple(expected.shape), expected.dtype, moved.channels_last)
+        self.moved += 1
+        if not torch.equal(came, expected):
+            self.torn += 1
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
@@ -213,8 +219,8 @@ def memory(stand: Stand) -> str:
     instances = stand.instances()
     instance, batch = instances.make(1, 1.0), 4096
     x = stand.activations(1, IMAGE, batch)
-    free_bytes, _ = torch.cuda.mem_get_info(stand.place)
-    hog = torch.empty(free_bytes - (200 << 20), dtype=torch.uint8, device=stand.place)
+    free_bytes, _ = torch.cuda.mem_get_info(stand.torch_device)
+    hog = torch.empty(free_bytes - (200 << 20), dtype=torch.uint8, device=stand.torch_device)
     reason = ""
     try:
         _served(instances, instance, x, 1.0, IMAGE)

@@ -39,38 +39,38 @@ class Finding:
     took_s: float = 0.0
 
 
-def stamps(place: str, commit: str = "") -> dict[str, str]:
+def stamps(kind: str, commit: str = "") -> dict[str, str]:
     """Return what was measured and where; without a given commit git is queried, and may be missing."""
     stamp = {
-        "place": place,
+        "place": kind,
         "commit": commit or commit_here() or "unknown",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
     }
-    return {**stamp, "gpu": torch.cuda.get_device_name(0)} if place == "cuda" else stamp
+    return {**stamp, "gpu": torch.cuda.get_device_name(0)} if kind == "cuda" else stamp
 
 
 def write(
-    folder: Path, command: str, told: Mapping[str, str], whats: Mapping[str, str], evidence: Sequence[Finding]
+    folder: Path, command: str, stamp: Mapping[str, str], whats: Mapping[str, str], evidence: Sequence[Finding]
 ) -> None:
     """Write the files for all results so far; the archive has the checks' files in this folder (E1's profile, say).
 
     Args:
         command: the command that was given.
-        told: see `stamps`.
+        stamp: see `stamps`.
         whats: what each check inspects, by its id.
     """
     findings = [asdict(each) for each in evidence]
     write_json(
-        folder / "evidence.json", {"schema": SCHEMA, "command": command, "stamps": dict(told), "found": findings}
+        folder / "evidence.json", {"schema": SCHEMA, "command": command, "stamps": dict(stamp), "found": findings}
     )
     rows = [
         [each.id, whats[each.id], each.verdict, each.reason, _words(each.numbers), f"{each.took_s:.1f}"]
         for each in evidence
     ]
     table = to_markdown(Table(columns("id", "what", "verdict", "reason", "numbers", "s"), rows))
-    heads = "\n".join(f"- {name}: {value}" for name, value in told.items())
+    heads = "\n".join(f"- {name}: {value}" for name, value in stamp.items())
     write_text(folder / "evidence.md", f"# Evidence\n\n`{command}`\n\n{heads}\n\n{table}\n")
     with atomic_path(folder / "evidence.tgz") as temporary, tarfile.open(temporary, "w:gz") as archive:
         for path in sorted(folder.glob("*/**/*")):

@@ -41,12 +41,14 @@ def calls(stand: Stand) -> str:
     nvml = load_nvml()
     if nvml is None:
         return "there is no NVML"
-    sensor, watch = NvmlSensor(nvml, handle := nvml_handle(nvml, 0)), GpuWatch(nvml, handle, tuple)
+    handle = nvml_handle(nvml, 0)
+    sensor, watch = NvmlSensor(nvml, handle), GpuWatch(nvml, handle, tuple)
     stand.tell(sensor.describe())
     reads = {"sample": sensor.sample, "energy": sensor.energy_j, "details": sensor.details, "watch": watch.look}
     for name, read in reads.items():  # an agent's thread waits for the first two, the router's for the last
         stand.tell(_timed_ms(name, read))
-    changed_s, before, end_s = list[float](), sensor.energy_j(), time.monotonic() + COUNTER_LOOKS_S
+    changed_s = list[float]()
+    before, end_s = sensor.energy_j(), time.monotonic() + COUNTER_LOOKS_S
     while time.monotonic() < end_s:
         if (now := sensor.energy_j()) != before:
             changed_s.append(time.monotonic())
@@ -70,9 +72,9 @@ def contexts(stand: Stand) -> str:
     stand.require_gpu("a context")
     used: dict[str, list[int]] = {}
     for name, count in {"alone": 1, "side_by_side": 3}.items():
-        named = [(f"agent{number}", stand.device) for number in range(count)]
+        devices = [(f"agent{number}", stand.device) for number in range(count)]
         with contextlib.ExitStack() as stack:
-            specs = stack.enter_context(torch_agents(named, stand.file))
+            specs = stack.enter_context(torch_agents(devices, stand.file))
             agents = stack.enter_context(start_agents(specs))
             used[f"{name}_bytes"] = [agent.wait_until_ready().context_bytes for agent in agents]
         stand.tell(used)

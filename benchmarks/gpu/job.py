@@ -35,25 +35,22 @@ SAME: Final = 0.999
 
 def calibrated(stand: Stand) -> str:
     """Calibrate a network of random weights, with stated errors; the profile stays in the evidence's folder."""
-    device, budget, path = DEVICES[stand.kind], "85s" if stand.is_gpu else "15s", _profile(stand)
-    out = path.parent
-    wrong = _slimsched(
-        "calibrate", "--model", stand.file.path, "--device", device, "--budget", budget, "--out", out, "--allow-busy"
-    )
-    if wrong:
+    path = _profile(stand)
+    limits = ("--device", DEVICES[stand.kind], "--budget", "85s" if stand.is_gpu else "15s")
+    if wrong := _slimsched("calibrate", "--model", stand.file.path, *limits, "--out", path.parent, "--allow-busy"):
         return wrong
     profile = read_profile(path, "--out")
-    errors = {f"{each.metric}, {each.kind}, mean %": each.mean_abs_pct for each in profile.errors}
-    power, ways = profile.power, profile.device.stamps.get("ways_timed", "not timed")
-    facts = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padded_sizes": profile.padded_sizes, "ways": ways}
+    errors = {f"{error.metric}, {error.kind}, mean %": error.mean_abs_pct for error in profile.errors}
+    power, timed = profile.power, profile.device.stamps.get("ways_timed", "not timed")
+    facts = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padded_sizes": profile.padded_sizes, "ways": timed}
     stand.tell({"profile": str(path), "points": len(profile.latency), **errors, **facts})
     return ""
 
 
-def _slimsched(*words: object) -> str:
+def _slimsched(*arguments: object) -> str:
     """Run a command; returns what was wrong, or an empty text. Its output is in the log."""
-    code = subprocess.run([*SLIMSCHED, *map(str, words)], cwd=ROOT, check=False).returncode
-    return f"slimsched {words[0]} ended with {code}; evidence.log has its words" if code else ""
+    code = subprocess.run([*SLIMSCHED, *map(str, arguments)], cwd=ROOT, check=False).returncode
+    return f"slimsched {arguments[0]} ended with {code}; evidence.log has its words" if code else ""
 
 
 def _profile(stand: Stand) -> Path:
@@ -89,8 +86,8 @@ def validated(stand: Stand) -> str:
         "validate": {"routers": [*ROUTERS], "loads": [*LOADS], "go_on": True},
     }
     path.write_text(yaml.safe_dump(scenario))
-    for words in (("model", "train"), ("validate",)):
-        if wrong := _slimsched(*words, path, "--out", folder / "run"):
+    for command in (("model", "train"), ("validate",)):
+        if wrong := _slimsched(*command, path, "--out", folder / "run"):
             return wrong
     document: ValidationDocument = json.loads((folder / "run" / "validation.json").read_text())
     wrong, numbers = told(document)
@@ -104,12 +101,12 @@ def told(document: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
     numbers["lost"] = sum(_lost(pair["hardware"]) for pair in document["pairs"])
     for row in document["rows"]:
         name = f"{row['router']}_{row['load']:g}"
-        hardware = {measure: each["mean"] for measure, each in row["hardware"].items()}
+        hardware = {measure: value["mean"] for measure, value in row["hardware"].items()}
         numbers[f"{name}_mean_ms"] = _scaled(1e3, hardware["latency_mean"])
         numbers[f"{name}_p99_ms"] = _scaled(1e3, hardware["latency_p99"])
         numbers[f"{name}_energy_j_image"] = hardware["energy_per_image"]
         numbers |= {f"{name}_{measure}_error_pct": row["error_pct"].get(measure) for measure in PROMISED_PCT}
-        numbers |= {f"{name}_{measure}_inside": each for measure, each in row["coverage"].items()}
+        numbers |= {f"{name}_{measure}_inside": value for measure, value in row["coverage"].items()}
     barren = [row["router"] for row in document["rows"] if row["hardware"]["latency_mean"]["mean"] is None]
     missing = len(LOADS) * len(ROUTERS) - len(document["rows"])
     wrong = [f"{numbers['lost']} have no end"] if numbers["lost"] else []
@@ -145,7 +142,7 @@ def quickstart(stand: Stand) -> str:
     path.write_text(yaml.safe_dump(scenario))
     if wrong := _slimsched("run", path, "--out", folder / "run"):
         return wrong
-    real = [json.loads(each.read_text()) for each in sorted((folder / "run" / "hardware").glob("*/result.json"))]
+    real = [json.loads(path.read_text()) for path in sorted((folder / "run" / "hardware").glob("*/result.json"))]
     lost = sum(map(_lost, real))
     numbers: dict[str, Any] = {"runs": len(real), "lost": lost}
     for row in real:
@@ -171,10 +168,10 @@ def trained(stand: Stand) -> str:
     resumed = train(network, data, knobs, checkpoint=checkpoint)
     checkpoint.unlink()
     weights, others = straight.state_dict(), resumed.state_dict()
-    is_same = all(torch.equal(weights[each], others[each]) for each in weights)
+    is_same = all(torch.equal(weights[key], others[key]) for key in weights)
     stand.tell({"same_bits": is_same})
-    here, there = (evaluate(straight, data, device=device).correct for device in ("cpu", name))
-    share = float((here == there).mean())
+    on_cpu, on_device = (evaluate(straight, data, device=device).correct for device in ("cpu", name))
+    share = float((on_cpu == on_device).mean())
     wrong = [*([] if is_same else ["other bits when it was resumed"]), *([] if share >= SAME else ["another table"])]
     stand.tell({"table_as_the_cpu": share})
     return "; ".join(wrong)

@@ -41,7 +41,7 @@ def launches(stand: Stand) -> str:
         "captured": {"channels_last": False, "graphs": True},
     }.items():
         maker = stand.instances(**changes)
-        with torch.inference_mode(), own_stream(stand.place):
+        with torch.inference_mode(), own_stream(stand.torch_device):
             for segment in range(1, stand.model.spec.segments + 1):
                 if not (calls := _calls(maker, segment)):
                     raise CantTellError("torch's profiler sees no calls of CUDA's runtime here")
@@ -75,18 +75,18 @@ def memory(stand: Stand) -> str:
     sizes = (1, 2, 4, 8, 12, 16, 24, 32)
     model = Network(MEMORY_NETWORK).build().eval()
     device = replace(stand.device, graphs=True, warm_sizes=sizes)
-    before_bytes = reserved_bytes(stand.place)
-    maker, made = Instances(model, stand.file.path, device, stand.place), list[GraphedInstance]()
-    with torch.inference_mode(), own_stream(stand.place):
+    before_bytes = reserved_bytes(stand.torch_device)
+    maker, loaded = Instances(model, stand.file.path, device, stand.torch_device), list[GraphedInstance]()
+    with torch.inference_mode(), own_stream(stand.torch_device):
         for segment in range(1, model.spec.segments + 1):
             for width in model.spec.widths:
                 instance = maker.load(segment, width)
                 assert isinstance(instance, GraphedInstance)
-                made.append(instance)
-    captured, tried = sum(each.captured for each in made), sum(each.tried for each in made)
-    refused = next((each.refused for each in made if each.refused), "")
-    taken_gb = (reserved_bytes(stand.place) - before_bytes) / 1e9
-    stand.tell({"instances": len(made), "taken_gb": taken_gb, "captured": f"{captured} of {tried}", "refused": refused})
+                loaded.append(instance)
+    captured = f"{sum(each.captured for each in loaded)} of {sum(each.tried for each in loaded)}"
+    refused = next((each.refused for each in loaded if each.refused), "")
+    taken_gb = (reserved_bytes(stand.torch_device) - before_bytes) / 1e9
+    stand.tell({"instances": len(loaded), "taken_gb": taken_gb, "captured": captured, "refused": refused})
     return f"refused: {refused}" if refused else ""
 
 
@@ -100,7 +100,7 @@ def shares(stand: Stand) -> str:
     percents = [device.sm_percent for device in devices_of if device.sm_percent]
     assert scenario.model.checkpoint is not None
     file = ModelFile(Path(scenario.model.checkpoint))
-    devices = [(f"{each}%", replace(stand.device, graphs=True, sm_percent=each)) for each in percents]
+    devices = [(f"{percent}%", replace(stand.device, graphs=True, sm_percent=percent)) for percent in percents]
     model, _ = file.load()
     paths = [
         tuple(Point(s, width, IMAGE if s == 1 else width, BATCH) for s in range(1, model.spec.segments + 1))
@@ -117,8 +117,8 @@ def shares(stand: Stand) -> str:
             stand.tell({f"narrow_{percent}_ms": 1e3 * narrow_s, f"wide_{percent}_ms": 1e3 * wide_s})
         at_once = BenchmarkTogether((paths[1][-2],), SHARED_S)
         with ThreadPoolExecutor(len(agents)) as pool:
-            found = list(pool.map(lambda agent: agent.ask(at_once, TogetherResult), agents))
-        for percent, result in zip(percents, found, strict=True):
+            results = list(pool.map(lambda agent: agent.ask(at_once, TogetherResult), agents))
+        for percent, result in zip(percents, results, strict=True):
             stand.tell({f"at_once_{percent}_img_s": BATCH * result.results[0].completed / result.results[0].elapsed_s})
     smallest = min(percents)
     few = worth[smallest] < WORTH

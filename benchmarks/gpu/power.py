@@ -64,9 +64,9 @@ def idles(stand: Stand) -> str:
     bare = _mean_w(_looks(sensor, LOOK_S))
     stand.tell({"waited_s": waited_s, "bare_w": bare})
     for count in (1, 3):
-        named = [(f"agent{number}", stand.device) for number in range(count)]
+        devices = [(f"agent{number}", stand.device) for number in range(count)]
         with contextlib.ExitStack() as stack:
-            specs = stack.enter_context(torch_agents(named, stand.file))
+            specs = stack.enter_context(torch_agents(devices, stand.file))
             for agent in stack.enter_context(start_agents(specs)):
                 agent.wait_until_ready()
             wait_until_flat(sensor)
@@ -98,14 +98,15 @@ def _one(stand: Stand, sensor: NvmlSensor, point: Point, pause_s: float, name: s
     with sampled(sensor) as take:
         alone(stand.instances(graphs=True), Benchmark(point, 5, 2, LOOK_S + RISE_S, pause_s))
         looks = take()
-    kept = [look for look in looks if look.at_s >= looks[0].at_s + RISE_S]
-    polled_w, counted_w = _mean_w(kept), _counted_w(kept)
-    details = [look.details for look in kept if look.details.sm_clock_mhz is not None]
+    steady = [look for look in looks if look.at_s >= looks[0].at_s + RISE_S]
+    polled_w, counted_w = _mean_w(steady), _counted_w(steady)
+    details = [look.details for look in steady if look.details.sm_clock_mhz is not None]
     numbers: dict[str, Any] = {f"{name}_w": [polled_w, counted_w]}
     if details:
         numbers[f"{name}_clock_mhz"] = float(np.mean([each.sm_clock_mhz or 0 for each in details]))
         numbers[f"{name}_sm_share"] = float(np.mean([each.sm_utilization or 0.0 for each in details]))
-        numbers[f"{name}_throttling"] = ", ".join(sorted({r for each in details for r in each.throttling or ()}))
+        reasons = {reason for each in details for reason in each.throttling or ()}
+        numbers[f"{name}_throttling"] = ", ".join(sorted(reasons))
     stand.tell(numbers)
     is_apart = pause_s == 0 and counted_w is not None and abs(counted_w / polled_w - 1) > STEADY
     return [f"{name}: the counter lies apart"] if is_apart else []
@@ -122,8 +123,8 @@ def _mean_w(looks: Sequence[Watched]) -> float:
 
 
 def _counted_w(looks: Sequence[Watched]) -> float | None:
-    known = [(look.at_s, look.energy_j) for look in looks if look.energy_j is not None]
-    steps = [after for before, after in pairwise(known) if after[1] != before[1]]
+    readings = [(look.at_s, look.energy_j) for look in looks if look.energy_j is not None]
+    steps = [after for before, after in pairwise(readings) if after[1] != before[1]]
     if len(steps) < 2:
         return None
     return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])

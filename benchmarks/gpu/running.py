@@ -16,10 +16,7 @@ from benchmarks.gpu import MARK
 from benchmarks.gpu.evidence import ROOT, Finding, Verdict
 
 GRACE_S: Final = 5.0
-_ONE_THREAD: Final = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}  # as in `make`; there are enough processes
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as in `make`; there are enough processes
 
 
 def in_a_process(
@@ -53,14 +50,15 @@ def in_a_process(
                     os.waitpid(process.pid, 0)
                 process.returncode = -signal.SIGKILL
     verdict: Verdict = "failed"
-    reason, numbers, last = "", dict[str, Any](), "no word"
+    reason, last = "", "no word"
+    numbers = dict[str, Any]()
     *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave an incomplete line
     for line in lines:
         _, mark, text = line.partition(MARK)
         if mark:
-            said = json.loads(text, parse_constant=str)  # evidence has no value for not-a-number
-            numbers |= said.get("numbers", {})
-            verdict, reason = said.get("verdict", verdict), said.get("reason", reason)
+            report = json.loads(text, parse_constant=str)  # evidence has no value for not-a-number
+            numbers |= report.get("numbers", {})
+            verdict, reason = report.get("verdict", verdict), report.get("reason", reason)
         else:
             last = line.strip() or last
     if code is None:

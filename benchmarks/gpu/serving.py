@@ -63,9 +63,9 @@ def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
     """Return images a second of a loop of whole passes at full width, in this thread, without any router."""
     instances, spec = stand.instances(**changes), stand.model.spec
     count, began_s = 0, time.monotonic()
-    with torch.inference_mode(), own_stream(stand.place):
+    with torch.inference_mode(), own_stream(stand.torch_device):
         chain = [instances.make(segment, 1.0) for segment in range(1, spec.segments + 1)]
-        images = stand.activations(1, IMAGE, batch).to(stand.place)
+        images = stand.activations(1, IMAGE, batch).to(stand.torch_device)
         while (lasted_s := time.monotonic() - began_s) < LOOP_S:
             if lasted_s < LOOP_S / 4:
                 count, from_s = 0, time.monotonic()  # kernels are selected meanwhile
@@ -133,6 +133,8 @@ def _images(stand: Stand) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
 def _told(record: RunRecord) -> dict[str, Any]:
     done = [request for request in record.requests if request.status == "completed"]
     lasted_s = (max(each.finished_ns for each in done) - min(each.arrived_ns for each in done)) / NS_PER_S
+    hops = sum(len(request.widths) for request in record.requests)
+    stages_ns = zip(*[request.stages_ns for request in record.requests], strict=True)
     return {
         "arrived": len(record.requests),
         "completed": len(done),
@@ -141,7 +143,7 @@ def _told(record: RunRecord) -> dict[str, Any]:
         "router_us_block": record.router_busy_ns / max(1, len(record.blocks)) / 1e3,
         "labels_as_the_cpu": float(np.mean([request.correct for request in done])),
         "moves_an_image": float(np.mean([request.moved for request in done])),
-        **{f"{stage}_us_hop": each for stage, each in zip(STAGES, _stages_us_hop(record), strict=True)},
+        **{f"{stage}_us_hop": sum(times) / hops / 1e3 for stage, times in zip(STAGES, stages_ns, strict=True)},
     }
 
 
@@ -156,12 +158,6 @@ def beyond_us_hop(facts: Mapping[str, Any], pass_us: float) -> float:
     return sum(float(facts[f"{stage}_us_hop"]) for stage in ACTIVE_STAGES) - pass_us
 
 
-def _stages_us_hop(record: RunRecord) -> list[float]:
-    """Return the mean time in each stage: which one limits executors against a bare loop."""
-    hops = sum(len(request.widths) for request in record.requests)
-    return [sum(stage_ns) / hops / 1e3 for stage_ns in zip(*[each.stages_ns for each in record.requests], strict=True)]
-
-
 def saturated(stand: Stand) -> str:
     """Measure one server with a backlog against a bare loop, eager and (on a GPU) with captured passes, as shipped.
 
@@ -169,14 +165,14 @@ def saturated(stand: Stand) -> str:
     """
     labels, images = _images(stand)
     wrong = []
-    for way in ("graphs", "eager") if stand.is_gpu else ("eager",):
-        changes = {"graphs": way == "graphs"}
-        stand.tell({f"bare_{way}_32_img_s": (bare := bare_img_s(stand, 32, **changes))})
+    for mode in ("graphs", "eager") if stand.is_gpu else ("eager",):
+        changes = {"graphs": mode == "graphs"}
+        stand.tell({f"bare_{mode}_32_img_s": (bare := bare_img_s(stand, 32, **changes))})
         load, pass_us = EvenLoad(1.5 * bare, LOAD_S), 1e6 * 32 / bare / stand.model.spec.segments
         with cluster_of(stand, stand.file, 1, **changes) as cluster:
-            for blocks in (GPU_BLOCKS, 2) if way == "graphs" else (GPU_BLOCKS,):
+            for blocks in (GPU_BLOCKS, 2) if mode == "graphs" else (GPU_BLOCKS,):
                 facts = _told(served(cluster, load, labels, images, blocks))
-                name = way if blocks == GPU_BLOCKS else f"{way}_{blocks}_blocks"
+                name = mode if blocks == GPU_BLOCKS else f"{mode}_{blocks}_blocks"
                 stand.tell({f"{name}_{key}": value for key, value in _with_beyond(facts, pass_us).items()})
                 wrong += [f"{name}: {problem}" for problem in _wrong(facts)]
     return "; ".join(wrong)
@@ -217,13 +213,16 @@ def broken_workers(stand: Stand) -> str:
     status = [request.status for request in record.requests]
     reasons = sorted({request.reason for request in record.requests if request.status == "failed"})
     stand.tell({**_told(record), "failed": status.count("failed"), "reasons": ", ".join(reasons)})
-    downtimes = [[d.server, d.reason, d.down_ns / NS_PER_S, d.up_ns and d.up_ns / NS_PER_S] for d in record.downtimes]
+    downtimes = [
+        [each.server, each.reason, each.down_ns / NS_PER_S, each.up_ns and each.up_ns / NS_PER_S]
+        for each in record.downtimes
+    ]
     stand.tell({"downtimes_s": json.dumps(downtimes)})
     wrong = [] if len(status) == status.count("completed") + status.count("failed") else ["some have no end"]
     at_once = stand.model.spec.segments * SIZES[-1] if stand.is_gpu else 1  # a broken context ends all work on it
     wrong += [] if 1 <= status.count("failed") <= at_once else ["more failed than break anything, or none"]
-    wrong += [] if len(record.downtimes) >= len(faults) + stand.is_gpu else ["a fault was not seen"]
-    wrong += [] if all(d.up_ns is not None for d in record.downtimes) else ["a server did not come back"]
+    wrong += [] if len(record.downtimes) >= len(faults) + (1 if stand.is_gpu else 0) else ["a fault was not seen"]
+    wrong += [] if all(each.up_ns is not None for each in record.downtimes) else ["a server did not come back"]
     return "; ".join(wrong)
 
 

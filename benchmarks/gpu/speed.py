@@ -76,14 +76,14 @@ def _passes_ms(instances: Instances, point: Point) -> list[float]:
 def ways(stand: Stand) -> str:
     """Measure a block through the whole network in each order of memory, precision and way, in turns."""
     formats = [{"channels_last": last, "dtype": dtype} for dtype in ("float32", "bfloat16") for last in (True, False)]
-    wanted: list[dict[str, Any]] = formats if stand.is_gpu else formats[:2]
+    settings: list[dict[str, Any]] = formats if stand.is_gpu else formats[:2]
     if stand.is_gpu:
-        wanted += [{**each, "graphs": True} for each in formats[:2]]
+        settings += [{**each, "graphs": True} for each in formats[:2]]
     for batch in (32, 128) if stand.is_gpu else (8,):
-        for given, way in zip(
-            wanted, raced(stand.file, [replace(stand.device, **each) for each in wanted], [batch]), strict=True
+        for setting, result in zip(
+            settings, raced(stand.file, [replace(stand.device, **each) for each in settings], [batch]), strict=True
         ):
-            stand.tell({" ".join([str(batch), *(f"{k}={v}" for k, v in given.items())]): str(way)})
+            stand.tell({" ".join([str(batch), *(f"{key}={value}" for key, value in setting.items())]): str(result)})
     return ""
 
 
@@ -138,11 +138,11 @@ def at_once(stand: Stand) -> str:
         stand.tell({f"{count}_img_s": rates_img_s})
     wrong = ["throughput falls"] if stand.is_gpu and min(rates) < (1 - TOLERANCE) * rates[0] else []
     if stand.is_gpu:
-        taken = [STREAMS.take(stand.place) for _ in range(32)]
+        taken = [STREAMS.take(stand.torch_device) for _ in range(32)]
         distinct = len({stream.cuda_stream for stream in taken})
         stand.tell({"distinct_streams_of_32": distinct})
         for stream in taken:
-            STREAMS.give_back(stand.place, stream)
+            STREAMS.give_back(stand.torch_device, stream)
         wrong += ["streams are shared"] if distinct < 32 else []
     return "; ".join(wrong)
 
@@ -152,16 +152,16 @@ def copies(stand: Stand) -> str:
     arena = Arena(1 << 25)
     if stand.is_gpu and (problem := pin(arena.buffer)):
         return f"the arena can't be pinned: {problem}"
-    store = Activations((arena,), 0, stand.place)
+    store = Activations((arena,), 0, stand.torch_device)
     for megabytes in MEGABYTES:
         count = round(megabytes * 1e6 / 4)
         tensor_in(arena, 0, (1, count), torch.float32).normal_()
-        room = torch.empty(1, count, device=stand.place)
+        room = torch.empty(1, count, device=stand.torch_device)
 
         def take(count: int = count, room: Tensor = room) -> None:
             store.take(Input((1,), 0, (count,), "float32", False))
             gather_into([store.row(1)], room)
-            finish(stand.place)
+            finish(stand.torch_device)
 
         stand.tell({f"{megabytes:g}_MB_ms": _median_ms(take)})
     return ""

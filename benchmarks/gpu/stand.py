@@ -62,7 +62,7 @@ class Stand:
         return DeviceSpec(cores=usable_cores()[:1])
 
     @cached_property
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """The device as an agent opens it."""
         return open_device(self.device)
 
@@ -88,7 +88,7 @@ class Stand:
     def instances(self, **changes: object) -> Instances:
         """Create instances; `changes` of the device."""
         device = replace(self.device, **changes)  # type: ignore[arg-type]
-        return Instances(self.model, self.file.path, device, self.place)
+        return Instances(self.model, self.file.path, device, self.torch_device)
 
     def activations(self, segment: int, previous_width: float, batch: int, seed: int = SEED) -> Tensor:
         """Return activations like those of a real batch, on the CPU."""

@@ -54,21 +54,12 @@ class Step:
     deadline_s: float
     predicted: str
 
-    def words(self, out: Path, scenario: str) -> list[str]:
+    def command(self, out: Path, scenario: str) -> list[str]:
         """Return its command."""
         slimsched = [sys.executable, "-m", "slimsched"]
         if self.name == BESIDE:
-            return [
-                *slimsched,
-                "simulate",
-                "paper",
-                "--router",
-                "compass",
-                "--engine",
-                "compiled",
-                "--out",
-                f"{out}/{BESIDE}",
-            ]
+            options = ["--router", "compass", "--engine", "compiled", "--out", f"{out}/{BESIDE}"]
+            return [*slimsched, "simulate", "paper", *options]
         if self.name == "main":
             return [*slimsched, "run", scenario, "--out", f"{out}/main"]
         return [sys.executable, "-m", "benchmarks.gpu", "--check", self.name, "--out", str(out)]
@@ -77,7 +68,7 @@ class Step:
 def steps(visit: int | None = None) -> list[Step]:
     """Return a visit's steps in order; both visits' for None."""
     with (Path(__file__).parent / "visits.csv").open(encoding="utf-8", newline="") as file:
-        rows = [Step(int(v), name, float(e), float(d), said) for v, name, e, d, said in list(csv.reader(file))[1:]]
+        rows = [Step(int(v), name, float(e), float(d), text) for v, name, e, d, text in list(csv.reader(file))[1:]]
     return [step for step in rows if visit in (None, step.visit)]
 
 
@@ -96,43 +87,43 @@ def main(argv: Sequence[str]) -> int:
     visiting.add_argument("--list", action="store_true", help="the steps and their predictions; does nothing")
     keeping = verbs.add_parser("keep", help="make the evidence's file and fill the page's table")
     keeping.add_argument("out", type=Path)
-    given = parser.parse_args(argv)
-    if given.verb == "keep":
-        return keep(given.out)
-    chosen = [
-        replace(step, deadline_s=given.stretch * step.deadline_s)
-        for step in steps(given.visit)
-        if step.name in (given.only or step.name)
+    options = parser.parse_args(argv)
+    if options.verb == "keep":
+        return keep(options.out)
+    selected = [
+        replace(step, deadline_s=options.stretch * step.deadline_s)
+        for step in steps(options.visit)
+        if step.name in (options.only or step.name)
     ]
-    if given.list:
-        for step in chosen:
+    if options.list:
+        for step in selected:
             print(f"{step.name:8}{step.expected_s:4.0f} s, at most {step.deadline_s:4.0f} s  {step.predicted}")
         return 0
-    seconds = given.seconds or SECONDS[given.visit]
-    return carry_out(chosen, seconds, given.out.resolve(), given.scenario, stamps("cuda", given.commit))
+    seconds = options.seconds or SECONDS[options.visit]
+    return carry_out(selected, seconds, options.out.resolve(), options.scenario, stamps("cuda", options.commit))
 
 
 @terminated_as_interrupted()
-def carry_out(chosen: Sequence[Step], seconds: float, out: Path, scenario: str, stamp: Mapping[str, str]) -> int:
+def carry_out(selected: Sequence[Step], seconds: float, out: Path, scenario: str, stamp: Mapping[str, str]) -> int:
     """Run each step in turn, in the remaining time; the evidence is written after each."""
     began_s, findings = time.monotonic(), list[Finding]()
     out.mkdir(parents=True, exist_ok=True)
-    folder = out / f"visit-{chosen[0].visit}"
+    folder = out / f"visit-{selected[0].visit}"
     folder.mkdir(exist_ok=True)
-    predicted = {step.name: step.predicted for step in chosen}
+    predicted = {step.name: step.predicted for step in selected}
     beside: subprocess.Popen[bytes] | None = None
     try:
-        for step in chosen:
+        for step in selected:
             left_s = seconds - (time.monotonic() - began_s) - _MARGIN_S
             if step.name == BESIDE:
-                beside = _alongside(step.words(out, scenario), folder / "compile.log")
+                beside = _alongside(step.command(out, scenario), folder / "compile.log")
                 continue
             if left_s < min(step.expected_s, step.deadline_s) / 4:
                 finding = Finding(step.name, "skipped", f"{left_s:.0f} s are left")
             else:
                 deadline_s = min(step.deadline_s, left_s)
-                words, log = step.words(out, scenario), folder / "visit.log"
-                finding = in_a_process(words, step.name, deadline_s, log, first=signal.SIGTERM)
+                command, log = step.command(out, scenario), folder / "visit.log"
+                finding = in_a_process(command, step.name, deadline_s, log, first=signal.SIGTERM)
             if step.name == "main":
                 finding = _of_main(finding, out / "main")
             findings.append(finding)
@@ -141,16 +132,16 @@ def carry_out(chosen: Sequence[Step], seconds: float, out: Path, scenario: str, 
         if beside is not None:
             wrong = "" if beside.poll() == 0 else f"it ended with {beside.poll()}" if beside.poll() else "not done"
             findings.append(Finding(BESIDE, "failed" if wrong else "passed", wrong))
-            write(folder, f"python -m benchmarks.gpu visit {chosen[0].visit}", stamp, predicted, findings)
+            write(folder, f"python -m benchmarks.gpu visit {selected[0].visit}", stamp, predicted, findings)
     finally:
         if beside is not None and beside.poll() is None:
             os.killpg(beside.pid, signal.SIGKILL)
     return int(any(each.verdict == "failed" for each in findings))
 
 
-def _alongside(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def _alongside(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
-        return subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file, process_group=0)
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, process_group=0)
 
 
 def _of_main(finding: Finding, folder: Path) -> Finding:
@@ -201,7 +192,7 @@ def compared(document: ValidationDocument) -> dict[str, Any]:
             numbers[f"{name}_simulated_ms"] = 1e3 * simulated_s
             numbers[f"{name}_measured_ms"] = 1e3 * hardware_s
             numbers[f"{name}_error_pct"] = change_pct(simulated_s, hardware_s)
-    different = [f"{each.server} {each.simulated} and {each.hardware}" for each in other_loads(document)]
+    different = [f"{load.server} {load.simulated} and {load.hardware}" for load in other_loads(document)]
     return {**numbers, "other_loads": ", ".join(different) or "none"}
 
 
@@ -213,14 +204,14 @@ def keep(out: Path) -> int:
 
     A rehearsal on the null CUDA is marked as such: nothing in it was measured on a GPU.
     """
-    found, stamp = list[dict[str, Any]](), dict[str, str]()
+    findings, stamp = list[dict[str, Any]](), dict[str, str]()
     for visit in SECONDS:
         path = out / f"visit-{visit}" / "evidence.json"
         if path.exists():
             evidence = json.loads(path.read_text())
             stamp = evidence["stamps"]
-            found += [{"visit": visit, **finding} for finding in evidence["found"]]
-    if not found:
+            findings += [{"visit": visit, **finding} for finding in evidence["found"]]
+    if not findings:
         print(f"{out}: no visit-1/evidence.json or visit-2/evidence.json; run python -m benchmarks.gpu visit 1 first")
         return 2
     is_rehearsal = "Null GPU" in stamp.get("gpu", "")
@@ -229,7 +220,7 @@ def keep(out: Path) -> int:
         "rehearsal": is_rehearsal,
         "stamps": stamp,
         "predicted": [asdict(step) for step in steps()],
-        "found": found,
+        "found": findings,
     }
     kind = "rehearsal" if is_rehearsal else stamp.get("gpu", "gpu").split()[-1].lower()
     path = ROOT / "docs" / "data" / "gpu" / f"{kind}-{stamp.get('commit', 'unknown')[:8]}.json"
@@ -241,7 +232,7 @@ def keep(out: Path) -> int:
 
 def table_of(document: Mapping[str, Any]) -> str:
     """Return each step's prediction next to its result, as Markdown."""
-    found = {(each["visit"], each["id"]): each for each in document["found"]}
+    findings = {(finding["visit"], finding["id"]): finding for finding in document["found"]}
     head = (
         "Rehearsed on the null CUDA: durations are this machine's, numbers are not a GPU's."
         if document["rehearsal"]
@@ -249,14 +240,14 @@ def table_of(document: Mapping[str, Any]) -> str:
     )
     rows = []
     for step in document["predicted"]:
-        each = found.get((step["visit"], step["name"]))
-        seen = "" if each is None else f"{each['verdict']} {each['reason']}".strip()
-        numbers = "" if each is None or document["rehearsal"] else _briefly(each["numbers"])
-        took = "" if each is None else f"{each['took_s']:.0f}"
-        rows.append([f"{step['visit']}: {step['name']}", step["predicted"], seen, numbers, took])
+        finding = findings.get((step["visit"], step["name"]))
+        result = "" if finding is None else f"{finding['verdict']} {finding['reason']}".strip()
+        numbers = "" if finding is None or document["rehearsal"] else _briefly(finding["numbers"])
+        took = "" if finding is None else f"{finding['took_s']:.0f}"
+        rows.append([f"{step['visit']}: {step['name']}", step["predicted"], result, numbers, took])
     return f"{head}\n\n{to_markdown(Table(columns('step', 'predicted', 'outcome', 'found', 's'), rows))}"
 
 
 def _briefly(numbers: Mapping[str, Any]) -> str:
-    words = (f"{value:.4g}" if isinstance(value, float) else value for value in numbers.values())
-    return "; ".join(f"{name} {word}" for name, word in zip(numbers, words, strict=True))
+    texts = (f"{value:.4g}" if isinstance(value, float) else value for value in numbers.values())
+    return "; ".join(f"{name} {text}" for name, text in zip(numbers, texts, strict=True))

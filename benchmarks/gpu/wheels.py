@@ -35,24 +35,22 @@ def lacking(has: Mapping[str, str], python: str = "") -> dict[str, str]:
         Name -> the version here; empty if it is missing here, too.
     """
     problems: dict[str, str] = {}
-    there = {"extra": "", **({"python_version": python, "python_full_version": f"{python}.0"} if python else {})}
-    wanted: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
-    for need in map(Requirement, wanted):  # the list grows meanwhile
+    environment = {"extra": "", **({"python_version": python, "python_full_version": f"{python}.0"} if python else {})}
+    needed: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    for need in map(Requirement, needed):  # the list grows meanwhile
         name = canonicalize_name(need.name)
-        if name in problems or _is_met(need, has.get(name)) or (need.marker and not need.marker.evaluate(there)):
+        version = has.get(name)
+        is_met = version is not None and (not version or need.specifier.contains(version, prereleases=True))
+        if name in problems or is_met or (need.marker and not need.marker.evaluate(environment)):
             continue
         try:
-            here = distribution(name)
+            installed = distribution(name)
         except PackageNotFoundError:
             problems[name] = ""
         else:
-            problems[name] = here.version
-            wanted += here.requires or ()
+            problems[name] = installed.version
+            needed += installed.requires or ()
     return problems
-
-
-def _is_met(need: Requirement, version: str | None) -> bool:
-    return version is not None and (not version or need.specifier.contains(version, prereleases=True))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,16 +58,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--has", type=Path, metavar="NAMES", help="a file with the names that the machine has")
     parser.add_argument("--python", default="3.12", help="of that machine (3.12)")
-    given = parser.parse_args(argv)
-    if given.has:
-        lines = re.findall(r"^([\w.-]+)(?:==(\S+))?", given.has.read_text(encoding="utf-8"), re.MULTILINE)
-        missing = lacking({canonicalize_name(name): version for name, version in lines}, given.python)
+    options = parser.parse_args(argv)
+    if options.has:
+        lines = re.findall(r"^([\w.-]+)(?:==(\S+))?", options.has.read_text(encoding="utf-8"), re.MULTILINE)
+        missing = lacking({canonicalize_name(name): version for name, version in lines}, options.python)
         if unknown := [name for name, version in missing.items() if not version]:
             parser.error(f"not here either, so nobody knows what they need: {' '.join(unknown)}; ask where they are")
         pins = " ".join(f"{name}=={version}" for name, version in missing.items())
         platforms = " ".join(f"--platform {each}" for each in PLATFORMS)
-        wanted = f"--only-binary=:all: --python-version {given.python} {platforms}"
-        print(f"here: python -m pip download --no-deps {wanted} -d wheels {pins}")
+        flags = f"--only-binary=:all: --python-version {options.python} {platforms}"
+        print(f"here: python -m pip download --no-deps {flags} -d wheels {pins}")
         print(
             "there: python -m pip install --no-index --no-deps --target site wheels/*.whl; export PYTHONPATH=$PWD/site"
         )

@@ -144,7 +144,7 @@ class Fuzz:
     def _slow(self) -> Case:
         whole = self.request(self._json())
         cuts = sorted(1 + self._below(len(whole) - 1) for _ in range(8))
-        parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
         return Case(parts, pause_s=0.1)
 
 
@@ -213,14 +213,14 @@ def _problem(case: Case, status: int, body: bytes) -> str:
     return f"{status} with {body!r:.80}"
 
 
-async def _send(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
+async def _send(port: int, cases: Fuzz, count: int, findings: Findings) -> None:
     """Send `count` requests, some at a time."""
 
     async def client() -> None:
         nonlocal count
         while count > 0:
             count -= 1
-            kind, case = fuzz.case()
+            kind, case = cases.case()
             status, body = await _try(port, case)
             findings.codes[str(status)] += 1
             if problem := _problem(case, status, body):
@@ -229,30 +229,30 @@ async def _send(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
     await asyncio.gather(*(client() for _ in range(AT_A_TIME)))
 
 
-async def _probe(port: int, fuzz: Fuzz, findings: Findings) -> None:
+async def _probe(port: int, cases: Fuzz, findings: Findings) -> None:
     """Run a good client without end: ten requests a second."""
     while True:
-        case = fuzz.kinds["valid"]()
+        case = cases.kinds["valid"]()
         status, body = await _try(port, case)
         findings.probes += 1
         allowed = (200, 429, 503, 0) if findings.is_crowded else (200, 429)
-        findings.refused_probes += status != 200
+        findings.refused_probes += 1 if status != 200 else 0
         if status not in allowed or (status and _problem(case, status, body)):
             findings.wrong.append(f"a good client: {status}")
         await asyncio.sleep(0.1)
 
 
-async def _crowd(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
+async def _crowd(port: int, cases: Fuzz, count: int, findings: Findings) -> None:
     """Open `count` connections at once, then send a request in some of them."""
     findings.is_crowded = count == max(CONNECTIONS)
     opened = await asyncio.gather(
         *(asyncio.open_connection("127.0.0.1", port) for _ in range(count)), return_exceptions=True
     )
-    for each in opened[:: count // 100]:
-        if isinstance(each, BaseException):
+    for connection in opened[:: count // 100]:
+        if isinstance(connection, BaseException):
             continue
-        reader, writer = each
-        writer.write(fuzz.request(b"{}"))
+        reader, writer = connection
+        writer.write(cases.request(b"{}"))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 status, body = await _answer(reader)
@@ -263,20 +263,20 @@ async def _crowd(port: int, fuzz: Fuzz, count: int, findings: Findings) -> None:
         findings.codes[str(status)] += 1
         if status and (problem := _problem(Case([]), status, body)):
             findings.wrong.append(f"{count} connections: {problem}")
-    for each in opened:
-        if not isinstance(each, BaseException):
-            each[1].close()
+    for connection in opened:
+        if not isinstance(connection, BaseException):
+            connection[1].close()
     await asyncio.sleep(2.0)
     findings.is_crowded = False
 
 
-async def _dawdle(port: int, fuzz: Fuzz, findings: Findings) -> None:
+async def _dawdle(port: int, cases: Fuzz, findings: Findings) -> None:
     """Send bodies that never end: they are refused after half a minute."""
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         began_s = time.monotonic()
-        writer.write(fuzz.request(b"x" * 1000)[:-999])
+        writer.write(cases.request(b"x" * 1000)[:-999])
         answered = asyncio.ensure_future(_answer(reader))
         while not answered.done() and time.monotonic() < began_s + BODY_S:
             writer.write(b"x")
@@ -290,7 +290,7 @@ async def _dawdle(port: int, fuzz: Fuzz, findings: Findings) -> None:
     await asyncio.gather(*(client() for _ in range(100)))
 
 
-async def _everything(server: Server, fuzz: Fuzz, count: int, findings: Findings) -> dict[str, Any]:
+async def _everything(server: Server, cases: Fuzz, count: int, findings: Findings) -> dict[str, Any]:
     def state() -> dict[str, Any]:
         ours = (server.processes()[0], server.ingress)
         rss, open_ = [each.memory_info().rss for each in ours], [each.num_fds() for each in ours]
@@ -308,16 +308,16 @@ async def _everything(server: Server, fuzz: Fuzz, count: int, findings: Findings
                 if not await asyncio.to_thread(inside):
                     return
 
-    probing = asyncio.ensure_future(_probe(server.port, fuzz, findings))
+    probing = asyncio.ensure_future(_probe(server.port, cases, findings))
     first = min(FIRST, count // 2)
-    await _send(server.port, fuzz, first, findings)
+    await _send(server.port, cases, first, findings)
     for crowd in CONNECTIONS:
-        await _crowd(server.port, fuzz, crowd, findings)
+        await _crowd(server.port, cases, crowd, findings)
     await settle()
     before = state()
-    await asyncio.gather(_send(server.port, fuzz, count - first, findings), _dawdle(server.port, fuzz, findings))
+    await asyncio.gather(_send(server.port, cases, count - first, findings), _dawdle(server.port, cases, findings))
     for crowd in CONNECTIONS:
-        await _crowd(server.port, fuzz, crowd, findings)
+        await _crowd(server.port, cases, crowd, findings)
     probing.cancel()
     await settle()
     after = state()
@@ -338,14 +338,14 @@ def fuzz(stand: Stand) -> list[Row]:
             server.token = TOKEN
             shape = tuple(json.loads(server.ask(server.path))["inputs"][0]["shape"][1:])
             cases = Fuzz(server.path, shape, stream(7, "fuzz"))
-            seen = asyncio.run(_everything(server, cases, count, findings))
-    before, after = seen["before"], seen["after"]
+            states = asyncio.run(_everything(server, cases, count, findings))
+    before, after = states["before"], states["after"]
     probes = {"probes": findings.probes, "refused_probes": findings.refused_probes}
     detail = {"codes": dict(findings.codes), "wrong": findings.wrong[:20], **probes}
     return [
         row("fuzz", f"wrong answers to {count:,} requests", len(findings.wrong), 0.0, detail=detail),
         row("fuzz", "processes that died", len({*before["pids"]} - {*after["pids"]}), 0.0),
-        row("fuzz", "RSS, all / the first fifth", after["rss"] / before["rss"], 1.02, detail=seen),
-        row("fuzz", "images left inside", seen["inside"], 0.0),
+        row("fuzz", "RSS, all / the first fifth", after["rss"] / before["rss"], 1.02, detail=states),
+        row("fuzz", "images left inside", states["inside"], 0.0),
         row("fuzz", "descriptors left open", after["descriptors"] - before["descriptors"], 0.0),
     ]

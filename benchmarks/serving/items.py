@@ -77,11 +77,11 @@ def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], floa
         def carried_img_s(router: str, rate_img_s: float, seconds: float) -> float:
             update = {"workload": PoissonWorkload(kind="poisson", rate_img_s=rate_img_s), "deadline_s": None}
             asked = replace(world, scenario=world.scenario.model_copy(update=update))
-            wanted = RealRun(
+            plan = RealRun(
                 router, world.router(router, job.folder.path), 1, seconds, seconds / 5,
                 end="cut", image_limit=1024, emulate_links=False, keep_log=False,
             )  # fmt: skip
-            result, _ = run_on_hardware(asked, cluster, dataset, wanted)
+            result, _ = run_on_hardware(asked, cluster, dataset, plan)
             return float(result["throughput_img_s"] or 0.0)
 
         yield carried_img_s
@@ -125,13 +125,13 @@ def memory(stand: Stand) -> list[Row]:
     images, seconds = 8, 2.0
     with TemporaryDirectory() as folder, serve(EMULATED, "--router", NARROWEST, "--out", f"{folder}/run") as server:
         rate_img_s = 0.7 * saturated_img_s(server, seconds, 20_000.0, connections=64, images=images)
-        seen = dict[int, int]()
-        for wanted in (few, many):
-            while (count := _answered(server)) < wanted:
-                load(server, rate_img_s, max(seconds, min(20.0, (wanted - count) / rate_img_s)), images)
-            seen[count] = sum(each.memory_info().rss for each in (server.processes()[0], server.ingress))
-    first, last = seen.values()
-    return [row("memory", f"RSS after {many:,} images / after {few:,}", last / first, 1.02, detail={"rss_bytes": seen})]
+        rss = dict[int, int]()
+        for target in (few, many):
+            while (count := _answered(server)) < target:
+                load(server, rate_img_s, max(seconds, min(20.0, (target - count) / rate_img_s)), images)
+            rss[count] = sum(each.memory_info().rss for each in (server.processes()[0], server.ingress))
+    first, last = rss.values()
+    return [row("memory", f"RSS after {many:,} images / after {few:,}", last / first, 1.02, detail={"rss_bytes": rss})]
 
 
 def _answered(server: Server) -> int:

@@ -15,7 +15,7 @@ from benchmarks.serving.stand import Stand
 from kit.errors import InputError
 
 
-def measure(only: Sequence[str], stand: Stand, environment: Path, kept: Path) -> str:
+def measure(only: Sequence[str], stand: Stand, environment: Path, path: Path) -> str:
     """Measure some items; results are stored after each, and returned as a table.
 
     Raises:
@@ -27,9 +27,9 @@ def measure(only: Sequence[str], stand: Stand, environment: Path, kept: Path) ->
     }  # fmt: skip
     if unknown := [name for name in only if name not in every]:
         raise InputError("--only", "", f"{', '.join(unknown)}: allowed are {', '.join(every)}")
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for name in only:
         rows += every[name](stand)
-        keep(kept, rows)
+        keep(path, rows)
     return table(rows)

@@ -15,13 +15,13 @@ Binary = Annotated[bytes, Body(media_type="application/octet-stream")]
 class Api(litserve.LitAPI):  # type: ignore[misc]
     """API with images in binary, labels in JSON."""
 
-    def __init__(self, given: Settings) -> None:
-        super().__init__(max_batch_size=given.batch, batch_timeout=given.wait_s)
-        self._given = given
+    def __init__(self, options: Settings) -> None:
+        super().__init__(max_batch_size=options.batch, batch_timeout=options.wait_s)
+        self._options = options
 
     def setup(self, device: str) -> None:
         """Load the network in each worker."""
-        self._network = FullWidth(self._given.model, self._given.take_core())
+        self._network = FullWidth(self._options.model, self._options.take_core())
 
     def decode_request(self, request: Binary) -> Any:
         """Decode one image."""
@@ -45,8 +45,8 @@ class Api(litserve.LitAPI):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    given = settings()
+    options = settings()
     server = litserve.LitServer(
-        Api(given), accelerator="cpu", workers_per_device=given.workers, timeout=60, fast_queue=given.is_fast
+        Api(options), accelerator="cpu", workers_per_device=options.workers, timeout=60, fast_queue=options.is_fast
     )
-    server.run(host="127.0.0.1", port=given.port, generate_client_file=False, log_level="error", access_log=False)
+    server.run(host="127.0.0.1", port=options.port, generate_client_file=False, log_level="error", access_log=False)

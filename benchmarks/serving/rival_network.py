@@ -59,9 +59,9 @@ class FullWidth:
 
     def __init__(self, path: Path, core: int) -> None:
         device = DeviceSpec(cores=(core,))
-        place = open_device(device)
+        torch_device = open_device(device)
         model, _ = ModelFile(path).load()
-        instances = Instances(model, path, device, place)
+        instances = Instances(model, path, device, torch_device)
         self._chain = [instances.make(segment, 1.0) for segment in range(1, model.spec.segments + 1)]
         self._shape, self._format = model.spec.input_shape, device.memory_format
 

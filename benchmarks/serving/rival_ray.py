@@ -14,18 +14,18 @@ from starlette.requests import Request
 from benchmarks.serving.rival_network import FullWidth, Settings, settings
 
 
-def application(given: Settings) -> Any:
+def application(options: Settings) -> Any:
     """Build replicas, one per core; each batches waiting requests."""
 
     @serve.deployment(
-        num_replicas=given.workers, max_ongoing_requests=8 * given.batch, ray_actor_options={"num_cpus": 1},
+        num_replicas=options.workers, max_ongoing_requests=8 * options.batch, ray_actor_options={"num_cpus": 1},
         logging_config={"log_level": "ERROR", "enable_access_log": False},
     )  # fmt: skip
     class Network:
         def __init__(self) -> None:
-            self._network = FullWidth(given.model, given.take_core())
+            self._network = FullWidth(options.model, options.take_core())
 
-        @serve.batch(max_batch_size=given.batch, batch_wait_timeout_s=given.wait_s)
+        @serve.batch(max_batch_size=options.batch, batch_wait_timeout_s=options.wait_s)
         async def _labels(self, images: list[Any]) -> list[int]:
             return self._network.labels(np.stack(images))
 
@@ -36,10 +36,10 @@ def application(given: Settings) -> Any:
 
 
 if __name__ == "__main__":
-    given = settings()
-    ray.init(num_cpus=given.workers + 1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    serve.start(http_options={"host": "127.0.0.1", "port": given.port}, logging_config={"log_level": "ERROR"})
-    serve.run(application(given), name="network", route_prefix="/predict")
+    options = settings()
+    ray.init(num_cpus=options.workers + 1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    serve.start(http_options={"host": "127.0.0.1", "port": options.port}, logging_config={"log_level": "ERROR"})
+    serve.run(application(options), name="network", route_prefix="/predict")
     try:
         signal.pause()
     except KeyboardInterrupt:

@@ -69,7 +69,7 @@ def rivals(stand: Stand, environment: Path) -> list[Row]:
                 theirs[name] = _measure(server, stand, requests, None)
             for how, own in (("equal work", full), ("as shipped", shipped)):
                 ours[name, how] = _measure(own, stand, None, theirs[name].rate_img_s)
-    return [each for (name, how), found in ours.items() for each in _rows(f"{NAMES[name]}, {how}", found, theirs[name])]
+    return [each for (name, how), mine in ours.items() for each in _rows(f"{NAMES[name]}, {how}", mine, theirs[name])]
 
 
 def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:
@@ -127,18 +127,8 @@ def _ours(stand: Stand, router: str) -> Iterator[Server]:
         {"name": f"cpu{core}", "device": {"kind": "cpu", "cores": [core]}, "profile": profile}
         for core in usable_cores()
     ]
-    with (
-        TemporaryDirectory() as folder,
-        serve(
-            stand.scenario,
-            "--router",
-            router,
-            "--set",
-            f"cluster.servers={json.dumps(servers)}",
-            "--out",
-            folder + "/run",
-        ) as server,
-    ):
+    arguments = ("--router", router, "--set", f"cluster.servers={json.dumps(servers)}")
+    with TemporaryDirectory() as folder, serve(stand.scenario, *arguments, "--out", f"{folder}/run") as server:
         yield server
 
 

@@ -54,9 +54,9 @@ def row(
 def table(rows: Sequence[Row]) -> str:
     """Return all rows as a table."""
     columns = [Column("item"), Column("what"), Column("value"), Column("goal"), Column("reached"), Column("load")]
-    words = {True: "yes", False: "no", None: ""}
+    texts = {True: "yes", False: "no", None: ""}
     cells = [
-        [each.item, each.what, number(each.value, 3), _goal(each), words[each.is_reached], number(each.load_average, 1)]
+        [each.item, each.what, number(each.value, 3), _goal(each), texts[each.is_reached], number(each.load_average, 1)]
         for each in rows
     ]
     return to_text([Table(columns, cells, "serving")], 160)

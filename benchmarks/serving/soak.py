@@ -39,27 +39,27 @@ class Ups:
     """Servers in service over time, from polling the metrics some times a second.
 
     Attributes:
-        seen: (time, names of servers that were up), ascending.
+        states: (time, names of servers that were up), ascending.
         fault_s: time of the last fault; a server observed down after it was down since then.
     """
 
-    seen: list[tuple[float, frozenset[str]]] = field(default_factory=list)
+    states: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     fault_s: float = 0.0
 
     def look(self, server: Server) -> None:
         """Record the present state."""
         up = frozenset(key[1] for key, value in server.metrics().items() if key[0] == "slimsched_server_up" and value)
         now_s = time.monotonic()
-        if self.seen and (gone := self.seen[-1][1] - up):
-            self.seen = [(at_s, names - gone if at_s >= self.fault_s else names) for at_s, names in self.seen]
-        self.seen.append((now_s, up))
+        if self.states and (gone := self.states[-1][1] - up):
+            self.states = [(at_s, names - gone if at_s >= self.fault_s else names) for at_s, names in self.states]
+        self.states.append((now_s, up))
 
     def carried(self, since_s: float, until_s: float, capacity_img_s: Mapping[frozenset[str], float]) -> float:
         """Return the images that the servers in service could process in an interval."""
-        times_s = [*(at_s for at_s, _ in self.seen), until_s]
+        times_s = [*(at_s for at_s, _ in self.states), until_s]
         spans = [
             (max(0.0, min(end_s, until_s) - max(at_s, since_s)), names)
-            for (at_s, names), end_s in zip(self.seen, times_s[1:], strict=True)
+            for (at_s, names), end_s in zip(self.states, times_s[1:], strict=True)
         ]
         return sum(span_s * capacity_img_s[names] for span_s, names in spans)
 
@@ -72,7 +72,8 @@ def soak(stand: Stand) -> list[Row]:
     prior, segments = world.accuracy.prior, world.cluster.router.segments
     capacity_img_s = capacities_img_s(scenario.keys)
     rate_img_s = SHARE * max(capacity_img_s.values())
-    ups, ended, windows = Ups(), threading.Event(), list[dict[str, float]]()
+    ups, ended = Ups(), threading.Event()
+    windows = list[dict[str, float]]()
     with (
         TemporaryDirectory() as folder,
         serve(EMULATED, "--router", "compass", "--set", f"slo.floor={FLOOR}", "--out", f"{folder}/run") as server,
@@ -100,26 +101,23 @@ def soak(stand: Stand) -> list[Row]:
         since_s = window["began_s"]
         window["carried"] = ups.carried(since_s, since_s + window_s, capacity_img_s)
     possible = [each for each in windows if each["offered"] <= each["carried"]]
-    kept = sum(each["accuracy"] >= FLOOR - RESERVE for each in possible)
+    reached = sum(each["accuracy"] >= FLOOR - RESERVE for each in possible)
     failed = sum(each["failed"] for each in windows)
-    share = kept / len(possible) if possible else float("nan")
+    share = reached / len(possible) if possible else float("nan")
     what = f"windows of {window_s:g} s with the floor kept / {len(possible)} possible of {len(windows)}"
     detail = {"floor": FLOOR, "reserve": RESERVE, "rate_img_s": rate_img_s, "windows": windows}
-    return [
-        row("soak", what, share, at_least=0.99, detail=detail),
-        row("soak", "images that failed", failed, 0.0),
-    ]
+    return [row("soak", what, share, at_least=0.99, detail=detail), row("soak", "images that failed", failed, 0.0)]
 
 
 def capacities_img_s(scenario: Scenario) -> dict[frozenset[str], float]:
     """Return the capacity of every set of servers at the floor, by the bound."""
     servers = scenario.cluster.named_servers
-    found = {frozenset[str](): 0.0}
+    by_servers = {frozenset[str](): 0.0}
     for some in chain.from_iterable(combinations(servers, count) for count in range(1, len(servers) + 1)):
         cluster = scenario.cluster.model_copy(update={"servers": list(some)})
         world = make_world(scenario.model_copy(update={"cluster": cluster}), Path("none"))
-        found[frozenset(server.name for server in some)] = FluidModel(world).capacity_img_s(FLOOR)
-    return found
+        by_servers[frozenset(server.name for server in some)] = FluidModel(world).capacity_img_s(FLOOR)
+    return by_servers
 
 
 def _widths(outcome: Outcome, segments: int) -> list[tuple[float, ...]]:

@@ -96,7 +96,7 @@ class Server:
 
     process: subprocess.Popen[str]
     url: str
-    said: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     document: Mapping[str, Any] = field(default_factory=dict)
     token: str = ""
 
@@ -167,16 +167,16 @@ def serve(*arguments: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "slimsched", "serve", *arguments, "--port", "0", "--json", "-"]
     with started(command) as process:
         assert process.stderr is not None
-        said: list[str] = []
+        lines: list[str] = []
         for line in process.stderr:
-            said.append(line)
+            lines.append(line)
             if line == "serve: ready\n":
                 break
-        found = AT.search("".join(said))
-        if process.poll() is not None or found is None:
-            raise WorkError(f"slimsched serve: {''.join(said)}")
-        threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True).start()
-        server = Server(process, found[0], said)
+        match = AT.search("".join(lines))
+        if process.poll() is not None or match is None:
+            raise WorkError(f"slimsched serve: {''.join(lines)}")
+        threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True).start()
+        server = Server(process, match[0], lines)
         yield server
         if process.poll() is None:
             server.end()
@@ -218,8 +218,8 @@ def saturated_img_s(
         WorkError: there are hardly any answers.
     """
     for _ in range(TRIES):
-        load = Load(server.url, rate_img_s, seconds, images, "", 1, connections=connections, patience_s=0.5)
-        found_img_s = throughput_img_s(generate(load), seconds, images)
+        work = Load(server.url, rate_img_s, seconds, images, "", 1, connections=connections, patience_s=0.5)
+        found_img_s = throughput_img_s(generate(work), seconds, images)
         if found_img_s * seconds > 2 * connections * images:
             return found_img_s
         seconds *= 2

@@ -85,7 +85,8 @@ class Drawn:
 
 def _drive(row: Any, parameters: Any, choices: Any, observes: bool, out: Any) -> Any:
     """Drive a cluster to its end, or until a pool must grow: (status, decisions)."""
-    c, p, seen = Cluster(row), Parameters(parameters), singles(out)
+    c, p = Cluster(row), Parameters(parameters)
+    observation = singles(out)
     while True:
         if c.asked == 0:
             status = advance(c, p)
@@ -93,7 +94,7 @@ def _drive(row: Any, parameters: Any, choices: Any, observes: bool, out: Any) ->
             if status != ASKED:
                 return status, c.decision
         if observes:
-            write_observation(c, p, seen, 0)
+            write_observation(c, p, observation, 0)
         turn = (c.decision - 1) % len(choices)
         server = choices[turn, 0]
         segment = request_at(c, p, c.slot).segment
@@ -122,7 +123,8 @@ class Driven:
 
 def reference(spec: ClusterSpec, run: RunSpec) -> Driven:
     """Run on the SimPy model."""
-    simulation, router, rng = Simulation(spec, run), Drawn(spec), np.random.default_rng(0)
+    simulation, router = Simulation(spec, run), Drawn(spec)
+    rng = np.random.default_rng(0)
     begun_s = time.process_time()
     decisions = simulation.run(router, rng).decisions
     return Driven(decisions, time.process_time() - begun_s)

@@ -45,7 +45,7 @@ class Turns:
 
     def over(self, other: Turns) -> Quartiles:
         """Return its seconds over another's, for each round separately: a machine that drifts slows both."""
-        ratios = [mine / its for mine, its in zip(self.passes_s, other.passes_s, strict=True)]
+        ratios = [mine / theirs for mine, theirs in zip(self.passes_s, other.passes_s, strict=True)]
         q1, middle, q3 = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
         return Quartiles(middle, q1, q3)
 

@@ -115,8 +115,8 @@ class HollowCluster(HardwareCluster):
 def devices(count: int) -> list[EmulatedDevice]:
     """Return devices: the first core is the router's; agents have one each or share the last."""
     cores = usable_cores()
-    chosen = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
-    return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in chosen]
+    agent_cores = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
+    return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in agent_cores]
 
 
 def served(shape: tuple[int, ...]) -> ServedNetwork:

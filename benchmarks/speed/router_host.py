@@ -35,7 +35,8 @@ SCENARIO = Path("scenarios/paper-live.yaml")
 SLOWDOWN = 5.0
 LARGEST = 128  # images of a block, and of a batch
 GROUPS = (1, 2, 8, 32, LARGEST)
-STEADY_IMG_S, BURSTS_IMG_S, CV = 100.0, 900.0, 8.0
+STEADY_IMG_S, BURSTS_IMG_S = 100.0, 900.0
+CV = 8.0  # of the bursts
 PART_S, WARMUP_S = 8.0, 1.0
 
 
@@ -45,13 +46,13 @@ class HostRun:
 
     records: tuple[RunRecord, RunRecord]
     host: RouterHost
-    ways: tuple[HandoverTimes, ...]
+    handovers: tuple[HandoverTimes, ...]
     busy: float
 
     @property
-    def way(self) -> HandoverTimes:
+    def handover(self) -> HandoverTimes:
         """The handover times of the median server."""
-        return _middle(self.ways)
+        return _middle(self.handovers)
 
     def __str__(self) -> str:
         host = self.host
@@ -59,7 +60,7 @@ class HostRun:
             f"decision {_cost(host.decision.block_s, host.decision.image_s)}, "
             f"returned {_cost(host.returned.block_s, host.returned.image_s)}, sent after {host.sent_share:.2f}, "
             f"received after {host.received_share:.2f}; "
-            f"there {1e6 * self.way.there_s:.0f} us, back {1e6 * self.way.back_s:.0f} us; "
+            f"there {1e6 * self.handover.there_s:.0f} us, back {1e6 * self.handover.back_s:.0f} us; "
             f"the router was busy for {100 * self.busy:.0f} % of the time in bursts"
         )
 
@@ -69,15 +70,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     world = make_world(slowed(load_scenario(SCENARIO)), default_folder(load_scenario(SCENARIO)))
     runs = []
-    for number in range(wanted.runs):
+    for number in range(options.runs):
         runs.append(measured_run(world, number))
         print(f"run {number}: {runs[-1]}", flush=True)
-    document = together(world, runs, f"python -m benchmarks.speed.router_host --runs {wanted.runs} --out {wanted.out}")
-    write_text(wanted.out, document.to_yaml())
-    print(f"{document.spread}\nwritten: {wanted.out}")
+    host = together(world, runs, f"python -m benchmarks.speed.router_host --runs {options.runs} --out {options.out}")
+    write_text(options.out, host.to_yaml())
+    print(f"{host.spread}\nwritten: {options.out}")
 
 
 def slowed(scenario: Scenario) -> Scenario:
@@ -106,16 +107,16 @@ def measured_run(world: World, seed: int) -> HostRun:
         light, busy = (_record(part, cluster, seed) for part in parts)
     owners = [server.device for server in world.cluster.servers]
     costs = costs_of([light, busy], world.cluster.devices, owners)
-    ways = tuple(device.handover for device in costs.devices if device.handover is not None)
+    handovers = tuple(device.handover for device in costs.devices if device.handover is not None)
     assert costs.router_host is not None, "it decided"
-    return HostRun((light, busy), costs.router_host, ways, use_of_router(busy))
+    return HostRun((light, busy), costs.router_host, handovers, use_of_router(busy))
 
 
 def _record(world: World, cluster: HardwareCluster, seed: int) -> RunRecord:
-    wanted = RealRun(
+    plan = RealRun(
         ROUTER, world.router(ROUTER), seed, PART_S, WARMUP_S, emulate_links=False, keep_log=False, measures_costs=True
     )
-    return run_on_hardware(world, cluster, None, wanted)[1]
+    return run_on_hardware(world, cluster, None, plan)[1]
 
 
 def use_of_router(record: RunRecord) -> float:
@@ -134,7 +135,7 @@ def together(world: World, runs: Sequence[HostRun], command: str) -> MeasuredHos
         measured=f"{machine()}, {when}, by `{command}`",
         spread=spread_of(runs),
         router_host=pooled,
-        handover=_middle([run.way for run in runs]),
+        handover=_middle([run.handover for run in runs]),
     )
 
 
@@ -145,15 +146,15 @@ def spread_of(runs: Sequence[HostRun]) -> str:
         ("an image of it", lambda run: 1e6 * run.host.decision.image_s),
         ("a message back", lambda run: 1e6 * run.host.returned.block_s),
         ("an image of it", lambda run: 1e6 * run.host.returned.image_s),
-        ("there", lambda run: 1e6 * run.way.there_s),
-        ("back", lambda run: 1e6 * run.way.back_s),
+        ("there", lambda run: 1e6 * run.handover.there_s),
+        ("back", lambda run: 1e6 * run.handover.back_s),
     ]
     parts = [f"{name} {min(map(of, runs)):.3g} to {max(map(of, runs)):.3g}" for name, of in columns]
     return f"{len(runs)} runs, us: " + ", ".join(parts)
 
 
-def _middle(ways: Sequence[HandoverTimes]) -> HandoverTimes:
-    return sorted(ways, key=lambda way: way.there_s + way.back_s)[(len(ways) - 1) // 2]
+def _middle(handovers: Sequence[HandoverTimes]) -> HandoverTimes:
+    return sorted(handovers, key=lambda each: each.there_s + each.back_s)[(len(handovers) - 1) // 2]
 
 
 def _cost(block_s: float, image_s: float) -> str:

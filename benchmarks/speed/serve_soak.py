@@ -74,10 +74,10 @@ def _metrics() -> tuple[float, float]:
 def _memory_mb(pid: int) -> dict[str, float]:
     """Return the memory of the router and its children, in order."""
     router = psutil.Process(pid)
-    processes = [router, *sorted(router.children(recursive=True), key=lambda each: each.pid)]
+    processes = [router, *sorted(router.children(recursive=True), key=lambda process: process.pid)]
     return {
-        f"{place}: {'router' if each.pid == pid else each.name()}": _anonymous_mb(each.pid)
-        for place, each in enumerate(processes)
+        f"{number}: {'router' if process.pid == pid else process.name()}": _anonymous_mb(process.pid)
+        for number, process in enumerate(processes)
     }
 
 
@@ -93,8 +93,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0, help="images a second")
     parser.add_argument("--per-request", type=int, default=8)
     parser.add_argument("--log-gb", type=float, default=10.0)
-    given = parser.parse_args()
-    print(json.dumps(soak(given.images, given.rate, given.per_request, given.log_gb), indent=1))
+    options = parser.parse_args()
+    print(json.dumps(soak(options.images, options.rate, options.per_request, options.log_gb), indent=1))
 
 
 if __name__ == "__main__":

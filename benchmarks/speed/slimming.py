@@ -58,31 +58,32 @@ class OpenedNetwork:
 
     model: SlimmableModel
     device: DeviceSpec
-    place: torch.device
+    torch_device: torch.device
     instances: dict[tuple[int, float], Instance]
 
     @classmethod
     def of(cls, model: SlimmableModel, device: DeviceSpec) -> OpenedNetwork:
         """Open the device in this process: pins it, and sets torch's threads permanently."""
-        place = open_device(device)
-        weights = Instances(model, Path(), device, place)
+        torch_device = open_device(device)
+        weights = Instances(model, Path(), device, torch_device)
         segments = range(1, model.spec.segments + 1)
-        return cls(model, device, place, {(s, w): weights.make(s, w) for s in segments for w in model.spec.widths})
+        instances = {(s, w): weights.make(s, w) for s in segments for w in model.spec.widths}
+        return cls(model, device, torch_device, instances)
 
     def rows(self, segment: int, previous: float, batch: int) -> tuple[Row, ...]:
         """Return the inputs of a segment: images as they arrive, or activations as a segment outputs them."""
         shape = self.model.activation_shape(segment - 1, previous)
         values = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
-        placed = values.to(self.place, self.device.torch_dtype)
+        placed = values.to(self.torch_device, self.device.torch_dtype)
         return tuple(rows_of(placed if segment == 1 else in_format(placed, self.device.memory_format)))
 
     def served(self, segments: Sequence[int], width: float, held: float, batch: int) -> Pass:
         """Return a pass: rows in, single rows between segments, labels out at the end; the device is then idle."""
         first = IMAGE if segments[0] == 1 else width
-        given = self.rows(segments[0], first, batch)
+        inputs = self.rows(segments[0], first, batch)
 
         def run() -> None:
-            rows, previous = given, first
+            rows, previous = inputs, first
             for segment in segments:
                 y = serve(self.instances[segment, held], rows, (width, previous, batch), self.device.memory_format)
                 rows, previous = tuple(rows_of(y)), width
@@ -106,7 +107,7 @@ class OpenedNetwork:
         """Return the available baselines at full width."""
         baselines = {"one piece": self.one_piece(batch)}
         if isinstance(self.model, SlimResNet):
-            plain = plain_stack(self.model.config).eval().to(self.place, self.device.torch_dtype)
+            plain = plain_stack(self.model.config).eval().to(self.torch_device, self.device.torch_dtype)
             baselines["plain stack"] = self.one_piece(batch, plain.to(memory_format=self.device.memory_format))
         if is_compiled:
             torch.compiler.reset()  # torch stops compiling after some shapes, and would run uncompiled
@@ -126,11 +127,11 @@ def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int)
         if len(which) > 1:
             passes |= {(name, FULL): run for name, run in stand.baselines(batch, is_compiled=is_compiled).items()}
         turns = in_turns(passes, rounds=rounds, turn_s=0.06)
-        for (way, width), turn in turns.items():
+        for (mode, width), turn in turns.items():
             ratio = turn.over(turns["served", FULL])
             ideal = _macs(stand.model, which, width) / _macs(stand.model, which, FULL)
             saved = None if ideal >= 1 else (1 - ratio.median) / (1 - ideal)
-            rows.append({"segment": which[0] if len(which) == 1 else "all", "batch": batch, "width": width, "way": way,
+            rows.append({"segment": which[0] if len(which) == 1 else "all", "batch": batch, "width": width, "way": mode,
                           "ms": 1000 * turn.median_s, "of full": ratio.median, "q1": ratio.q1, "q3": ratio.q3,
                           "ideal": ideal, "saved": saved})  # fmt: skip
     return rows
@@ -138,7 +139,7 @@ def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int)
 
 def _macs(model: SlimmableModel, segments: Sequence[int], width: float) -> int:
     """Return the multiply-accumulates of one image at a uniform width."""
-    return sum(model.cost(s, width, IMAGE if s == 1 else width).macs for s in segments)
+    return sum(model.cost(segment, width, IMAGE if segment == 1 else width).macs for segment in segments)
 
 
 def main() -> None:
@@ -150,15 +151,15 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too: a minute a batch size")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    name, device = chosen_devices(given.device)[0]
-    stand = OpenedNetwork.of(Network(given.network, {}, "NETWORK", "").build(), device)
+    options = parser.parse_args()
+    name, device = chosen_devices(options.device)[0]
+    stand = OpenedNetwork.of(Network(options.network, {}, "NETWORK", "").build(), device)
     rows = []
     with torch.inference_mode():
-        for batch in given.batch:
-            rows += rows_at(stand, batch, is_compiled=given.compile, rounds=given.rounds)
-    show(f"{given.network} on {name}", list(rows[0]), [list(row.values()) for row in rows])
-    write(given.json, rows)
+        for batch in options.batch:
+            rows += rows_at(stand, batch, is_compiled=options.compile, rounds=options.rounds)
+    show(f"{options.network} on {name}", list(rows[0]), [list(row.values()) for row in rows])
+    write(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class TimedRouters:
         assert len(views) == VIEWS, "the run was too short"
         return views
 
-    def ways(self) -> dict[str, Callable[[ClusterView], object]]:
+    def calls(self) -> dict[str, Callable[[ClusterView], object]]:
         """Return the measured calls by name."""
         drawn, likeliest = (PPORouter(self.spec, self.weights, deterministic=each) for each in (False, True))
         compiled = likeliest.compiled()
@@ -97,12 +97,12 @@ def _every_choice(spec: PolicySpec) -> NDArray[np.float64]:
     return numbers
 
 
-def latencies_us(way: Callable[[ClusterView], object], views: list[ClusterView]) -> tuple[float, float]:
+def latencies_us(call: Callable[[ClusterView], object], views: list[ClusterView]) -> tuple[float, float]:
     """Return p50 and p99 of one call; the clock's own reading (some 50 ns) is included."""
     clock, costs_us = time.perf_counter_ns, []
     for view in views:
         begun = clock()
-        way(view)
+        call(view)
         costs_us.append(clock() - begun)
     p50, p99 = np.percentile(costs_us, (50, 99))
     return float(p50) / 1e3, float(p99) / 1e3
@@ -112,12 +112,12 @@ def latencies_us(way: Callable[[ClusterView], object], views: list[ClusterView])
 def test_latency_of_one_decision(benchmark: Any, figures: Figures, servers: int) -> None:
     """Call each way on the same views, the ways in turns; the median round counts."""
     routers = TimedRouters(servers)
-    ways = routers.ways()
-    latencies: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    calls = routers.calls()
+    latencies: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
 
     def turn() -> None:
-        for name, way in ways.items():
-            latencies[name].append(latencies_us(way, routers.views))
+        for name, call in calls.items():
+            latencies[name].append(latencies_us(call, routers.views))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -35,7 +35,7 @@ def test_reference_and_compiled_in_turns(benchmark: Any, figures: Figures) -> No
         fast.append(compiled(*long))
 
     benchmark.pedantic(turn, rounds=ROUNDS, iterations=1)
-    ratios = sorted(f.rate / s.rate for s, f in zip(slow, fast, strict=True))
+    ratios = sorted(after.rate / before.rate for before, after in zip(slow, fast, strict=True))
     best_slow, best_fast = max(slow, key=lambda each: each.rate), max(fast, key=lambda each: each.rate)
     figures.append(("reference", 3, best_slow.decisions, best_slow.rate, round(1e9 / best_slow.rate), "1x", "-"))
     beside = f"{ratios[len(ratios) // 2]:.0f}x the reference ({ratios[0]:.0f} to {ratios[-1]:.0f})"
@@ -60,7 +60,7 @@ def test_two_threads(benchmark: Any, figures: Figures) -> None:
                 rates.append(decisions / (time.perf_counter() - begun_s))
 
     benchmark.pedantic(turn, rounds=ROUNDS, iterations=1)
-    speedups = sorted(b / a for a, b in zip(one, two, strict=True))
+    speedups = sorted(after / before for before, after in zip(one, two, strict=True))
     beside = f"{speedups[len(speedups) // 2]:.2f}x one thread ({speedups[0]:.2f} to {speedups[-1]:.2f})"
     figures.append(
         ("compiled, two threads, a wall-clock second", 3, "-", round(max(two)), round(1e9 / max(two)), beside, "-")
@@ -71,16 +71,16 @@ def test_two_threads(benchmark: Any, figures: Figures) -> None:
 @pytest.mark.parametrize("servers", DURATIONS_S)
 def test_cost_a_decision(benchmark: Any, figures: Figures, servers: int, observes: bool) -> None:
     """Measure each size of cluster, with and without observation, in turns with the engine alone at 3 servers."""
-    here, small = scenario(servers, DURATIONS_S[servers] * SCALE), scenario(3, DURATIONS_S[3] / 3 * SCALE)
+    large, small = scenario(servers, DURATIONS_S[servers] * SCALE), scenario(3, DURATIONS_S[3] / 3 * SCALE)
     costs, beside = [], []
 
     def turn() -> None:
-        costs.append(compiled(*here, observes))
+        costs.append(compiled(*large, observes))
         beside.append(compiled(*small))
 
     benchmark.pedantic(turn, rounds=ROUNDS, iterations=1)
     best = max(costs, key=lambda each: each.rate)
-    ratios = sorted(b.rate / a.rate for a, b in zip(costs, beside, strict=True))
+    ratios = sorted(other.rate / cost.rate for cost, other in zip(costs, beside, strict=True))
     what = "compiled, observation written" if observes else "compiled"
     ratio = f"{ratios[len(ratios) // 2]:.2f}x the cost at 3 servers"
     figures.append((what, servers, best.decisions, best.rate, round(1e9 / best.rate), ratio, f"{best.bytes / 1e3:.0f}"))

@@ -22,10 +22,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--minibatch", type=int, default=2048)
     parser.add_argument("--decisions", type=int, default=2_500_000)
-    given = parser.parse_args()
+    options = parser.parse_args()
     cluster = worlds.cluster([worlds.profile(f"p{i}", speed=1.0 - 0.2 * i, per_image_s=5e-5) for i in range(3)])
     spec = PolicySpec.of(cluster.router, (250.0,) * 3)
-    knobs = TrainingSection(decisions=given.decisions, batch=given.batch, minibatch=given.minibatch)
+    knobs = TrainingSection(decisions=options.decisions, batch=options.batch, minibatch=options.minibatch)
 
     def episode(seed: int) -> RunSpec:
         return worlds.run(cluster, worlds.poisson_s(600, 10, seed), 10, detail=False, end="cut", seed=seed)
@@ -35,7 +35,8 @@ def main() -> None:
 
     trainer = Trainer(begin, spec, knobs, 0)
     trainer.iterate()
-    before, wall_s, cpu_s = trainer.progress["decisions"], time.perf_counter(), time.process_time()
+    before = trainer.progress["decisions"]
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
     while trainer.progress["decisions"] < knobs.decisions:
         trainer.iterate()
     decisions = trainer.progress["decisions"] - before

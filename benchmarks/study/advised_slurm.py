@@ -55,8 +55,8 @@ class Waits:
 
     def of(self, jobs: Sequence[str] | NDArray[np.object_]) -> NDArray[np.float64]:
         """Return the waits of some jobs."""
-        place = {job: number for number, job in enumerate(self.job)}
-        return self.wait_s[[place[job] for job in jobs]]
+        row_of = {job: number for number, job in enumerate(self.job)}
+        return self.wait_s[[row_of[job] for job in jobs]]
 
 
 def measure(out: Path, guard_s: float, every_s: float) -> dict[str, Any]:
@@ -82,18 +82,13 @@ def measure(out: Path, guard_s: float, every_s: float) -> dict[str, Any]:
         own = pool.submit(_live, first, out / "own", rows, None, every_s)
         advised = pool.submit(_live, second, out / "advised", rows, scenario, every_s)
         bursts = [
-            pool.submit(_burst, slurm, out / f"burst{place}", burst, scenario, flags)
-            for place, (slurm, flags) in enumerate(zip(others, ((), ("--apply",)), strict=True))
+            pool.submit(_burst, slurm, out / f"burst{number}", burst, scenario, flags)
+            for number, (slurm, flags) in enumerate(zip(others, ((), ("--apply",)), strict=True))
         ]
         live = _live_rows(scenario, own.result(), advised.result())
-        at_once = [_burst_row(*task.result(), place) for place, task in enumerate(bursts)]
+        at_once = [_burst_row(*task.result(), number) for number, task in enumerate(bursts)]
     _picture(out / "jobs.png", own.result(), advised.result())
-    return {
-        "guard_s": guard_s,
-        "every_s": every_s,
-        "live": live,
-        "burst": at_once,
-    }
+    return {"guard_s": guard_s, "every_s": every_s, "live": live, "burst": at_once}
 
 
 def _scenario(out: Path, guard_s: float) -> Path:
@@ -101,8 +96,8 @@ def _scenario(out: Path, guard_s: float) -> Path:
     with gzip.open(LOGS / "backfill1.log.gz") as packed, (out / "before.log").open("wb") as plain:
         shutil.copyfileobj(packed, plain)
     import_log(out / "before.log", out / "before.jobtrace.parquet", "auto", None)
-    words = {"order": "saf", "estimate": "requested", "queueing": "conservative", "placement": "lowest"}
-    policy = {"schema": "slimsched.jobpolicy/1", **words, "age_guard_s": guard_s}
+    parts = {"order": "saf", "estimate": "requested", "queueing": "conservative", "placement": "lowest"}
+    policy = {"schema": "slimsched.jobpolicy/1", **parts, "age_guard_s": guard_s}
     (out / "advised.jobpolicy.yaml").write_text(yaml.safe_dump(policy))
     text = {
         "schema": "slimsched.jobs/1",
@@ -133,9 +128,9 @@ def _live(
 
 @contextmanager
 def _advising(slurm: RealSlurm, folder: Path, scenario: Path, every_s: float) -> Iterator[None]:
-    words = (*_advise(scenario, folder), "--apply", "--every", f"{every_s:g}s")
+    command = (*_advise(scenario, folder), "--apply", "--every", f"{every_s:g}s")
     with (folder / "advice.txt").open("w") as file:
-        process = subprocess.Popen(words, env=_environment(slurm), stdout=file, stderr=file)
+        process = subprocess.Popen(command, env=_environment(slurm), stdout=file, stderr=file)
         yield
         process.terminate()
         process.wait(30)
@@ -151,16 +146,16 @@ def _burst(
         while len(slurm.ask("squeue", "-h").splitlines()) < 3 * len(rows) // 4:
             time.sleep(0.2)
         time.sleep(3)  # until Slurm has considered all
-        words = (*_advise(scenario, folder), *flags, "--json", "-", "--quiet")
-        done = subprocess.run(words, env=_environment(slurm), capture_output=True, text=True, check=True)
+        command = (*_advise(scenario, folder), *flags, "--json", "-", "--quiet")
+        done = subprocess.run(command, env=_environment(slurm), capture_output=True, text=True, check=True)
         playing.result()
     return json.loads(done.stdout), _waits(slurm, folder)
 
 
 def _advise(scenario: Path, folder: Path) -> Sequence[str]:
     policy, journal = scenario.with_name("advised.jobpolicy.yaml"), folder / "advice.jsonl"
-    words = ("jobs", "advise", str(scenario), "--policy", str(policy), "--journal", str(journal))
-    return sys.executable, "-m", "slimsched.cli", *words
+    arguments = ("jobs", "advise", str(scenario), "--policy", str(policy), "--journal", str(journal))
+    return sys.executable, "-m", "slimsched.cli", *arguments
 
 
 def _environment(slurm: RealSlurm) -> Mapping[str, str]:
@@ -182,19 +177,19 @@ def _live_rows(scenario: Path, own: Waits, advised: Waits) -> Sequence[Row]:
     case = read_case(read_scenario(scenario), str(scenario))
     means_s = jittered_waits_s(case, 1)
     rows = []
-    for place, (named, there) in enumerate(zip(case.policies, (own, advised), strict=True)):
-        longest_s = by_job(run_policy(case, named), case.scenario.cluster.gpus)["wait_s"].max()
-        simulated = {"mean_s": means_s[:, place].mean(), "band_s": band(means_s[:, place]), "longest_s": longest_s}
-        measured = {"mean_s": there.wait_s.mean(), "longest_s": there.wait_s.max()}
-        rows.append({"order": named.name, "simulated": simulated, "measured": measured})
+    for column, (policy, waits) in enumerate(zip(case.policies, (own, advised), strict=True)):
+        longest_s = by_job(run_policy(case, policy), case.scenario.cluster.gpus)["wait_s"].max()
+        simulated = {"mean_s": means_s[:, column].mean(), "band_s": band(means_s[:, column]), "longest_s": longest_s}
+        measured = {"mean_s": waits.wait_s.mean(), "longest_s": waits.wait_s.max()}
+        rows.append({"order": policy.name, "simulated": simulated, "measured": measured})
     return rows
 
 
-def _burst_row(advice: Row, there: Waits, place: int) -> Row:
+def _burst_row(advice: Row, waits: Waits, column: int) -> Row:
     """Compare for the jobs that waited during the advice the expected waits of their order with the measured ones."""
     jobs = [row["job"] for row in advice["jobs"]]
-    expected_s, wait_s = np.array([row["wait_s"][place] for row in advice["jobs"]]), there.of(jobs)
-    expected = advice["expected"][place]
+    expected_s, wait_s = np.array([row["wait_s"][column] for row in advice["jobs"]]), waits.of(jobs)
+    expected = advice["expected"][column]
     return {
         "jobs": len(jobs),
         "simulated": {"mean_s": expected["mean_s"]["value"], "band_s": expected["mean_s"]["band"]},
@@ -205,11 +200,11 @@ def _burst_row(advice: Row, there: Waits, place: int) -> Row:
     }
 
 
-def _picture(place: Path, own: Waits, advised: Waits) -> None:
+def _picture(path: Path, own: Waits, advised: Waits) -> None:
     """Draw each job's wait in one Slurm and in the other; a dot's area is its GPUs."""
     with canvas(5.0, 4.6) as (figure, axes):
         axes.plot([0, 500], [0, 500], color="#999", linewidth=0.8)
         axes.scatter(own.wait_s, advised.of(own.job), s=10.0 * own.gpus, color=COLORS[0], alpha=0.5, edgecolors="none")
         most_s = 1.05 * max(own.wait_s.max(), advised.wait_s.max())
         axes.set(xlim=(-5, most_s), ylim=(-5, most_s), xlabel="wait, s: Slurm alone", ylabel="wait, s: advised")
-    figure.savefig(place, dpi=110)
+    figure.savefig(path, dpi=110)

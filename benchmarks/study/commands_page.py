@@ -40,9 +40,9 @@ _PAGE: Final = re.compile(r"docs/([\w-]+)\.md")
 
 def commands_markdown() -> str:
     """Return the whole page: a list of all commands, then a section each."""
-    known = {name: text for name, (_, text) in cli.COMMANDS.items()}
-    rows = [f"| [`slimsched {name}`](#slimsched-{name.replace(' ', '-')}) | {text} |" for name, text in known.items()]
-    sections = [_section(name) for name in known]
+    texts = {name: text for name, (_, text) in cli.COMMANDS.items()}
+    rows = [f"| [`slimsched {name}`](#slimsched-{name.replace(' ', '-')}) | {text} |" for name, text in texts.items()]
+    sections = [_section(name) for name in texts]
     return _HEAD + "\n".join([*rows, "", *sections])
 
 

@@ -83,9 +83,9 @@ def main() -> None:
         print("|---" * 6 + "|")
         for floor in FLOORS:
             rival = next(network for network, top1 in TOP1.items() if top1 >= floor)
-            found = [carried(scenario, router, floor) for router in ("compass", "ladder")]
-            shares = [np.divide(each, alone[rival]) for each in found]
-            cells = [f"{100 * floor:.1f}", f"`{rival}`", f"{np.mean(alone[rival]):,.0f}", f"{np.mean(found[0]):,.0f}"]
+            rates = [carried(scenario, router, floor) for router in ("compass", "ladder")]
+            shares = [np.divide(each, alone[rival]) for each in rates]
+            cells = [f"{100 * floor:.1f}", f"`{rival}`", f"{np.mean(alone[rival]):,.0f}", f"{np.mean(rates[0]):,.0f}"]
             print("|", " | ".join([*cells, *(_with_interval(share) for share in shares)]), "|", flush=True)
 
 

@@ -112,7 +112,7 @@ def _default(field: FieldInfo) -> str:
 
 def _allowed(annotation: Any, metadata: list[Any]) -> str:
     bounds = [
-        text.format(getattr(rule, word)) for rule in metadata for word, text in _BOUNDS.items() if hasattr(rule, word)
+        text.format(getattr(rule, name)) for rule in metadata for name, text in _BOUNDS.items() if hasattr(rule, name)
     ]
     return " ".join([_type(annotation), *bounds])
 

@@ -63,25 +63,25 @@ def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
     """
     if not files:
         raise InputError("--scenarios", "", "no *.yaml there; name the folder of the live scenarios, scenarios/live")
-    kept = docs / "data" / "live.json"
-    measured, missing = collect(files, runs, known_in(kept))
-    write_json(kept, {"schema": SCHEMA, "scenarios": measured})
+    path = docs / "data" / "live.json"
+    measured, missing = collect(files, runs, known_in(path))
+    write_json(path, {"schema": SCHEMA, "scenarios": measured})
     summary = pd.DataFrame([summary_row(name, each) for name, each in measured.items()])
     routers = pd.DataFrame([row for name, each in measured.items() for row in router_rows(name, each)])
     worse = pd.DataFrame([row for name, each in measured.items() for row in worse_rows(name, each)])
     ranges = pd.DataFrame([row for name, each in measured.items() for row in range_rows(name, each)])
     frames = {"live-summary": summary, "live-routers": routers, "live-worse": worse, "live-ranges": ranges}
     write_frames(docs / "data", frames)
-    given = {"summary": summary, "worse": worse, "ranges": ranges, "missing": missing, "found": measured}
-    given["inside"] = _inside(ranges)
+    facts = {"summary": summary, "worse": worse, "ranges": ranges, "missing": missing, "found": measured}
+    facts["inside"] = _inside(ranges)
     outcomes = {name: _outcomes(each) for name, each in measured.items()}
-    text = render("live.md.j2", **given, outcomes=outcomes, focal=FOCAL, shipped=COMPASS)
+    text = render("live.md.j2", **facts, outcomes=outcomes, focal=FOCAL, shipped=COMPASS)
     write_text(docs / "live.md", text)
     lines = [f"{r['scenario']}: {r['wins_on_executors']} (said so: {r['said_so']})" for r in rows_of(summary)]
     return "\n".join([*lines, *missing])
 
 
-def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) -> tuple[dict[str, Measured], list[str]]:
+def collect(files: Sequence[Path], runs: Path, stored: Mapping[str, Measured]) -> tuple[dict[str, Measured], list[str]]:
     """Return these scenarios' measurements by name, new or stored; and a sentence for each that has none.
 
     Raises:
@@ -90,15 +90,15 @@ def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) ->
     by_name: dict[str, Measured] = {}
     missing = []
     for file in files:
-        scenario, named = load_scenario(file), file.resolve()
-        shown = (named.relative_to(ROOT) if named.is_relative_to(ROOT) else file).as_posix()
+        scenario, resolved = load_scenario(file), file.resolve()
+        label = (resolved.relative_to(ROOT) if resolved.is_relative_to(ROOT) else file).as_posix()
         folder = RunFolder(runs / default_folder(scenario).name)
-        now = measured_in(folder, shown) or known.get(scenario.name)
+        now = measured_in(folder, label) or stored.get(scenario.name)
         if now is not None:
             by_name[scenario.name] = now
         else:
             state = "begun and not finished" if folder.path.exists() else "not measured yet"
-            missing.append(f"`{scenario.name}` is {state}: `slimsched run {shown}`")
+            missing.append(f"`{scenario.name}` is {state}: `slimsched run {label}`")
     return by_name, missing
 
 
@@ -129,7 +129,7 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         raise InputError(str(folder / "validation.json"), "", problem)
     searches = [made_by(path).get("searches") for path in folder.path.glob(f"*{RULE_SUFFIX}")]
     slo = validation["pairs"][0]["hardware"]["slo"]
-    kept = ("router", "load", "served", "cpu", "coverage", "error_pct", "stages_s")
+    keys = ("router", "load", "served", "cpu", "coverage", "error_pct", "stages_s")
     return {
         "file": file,
         "devices": emulated_devices(validation),
@@ -140,7 +140,7 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         "searches": min((count for count in searches if count), default=0),
         "made_with": _made_with(folder.environments.get("validate", {})),
         "warnings": disturbance_warnings(validation),
-        "rows": [{key: row[key] for key in kept if key in row} for row in cast(list[Any], validation["rows"])],
+        "rows": [{key: row[key] for key in keys if key in row} for row in cast(list[Any], validation["rows"])],
         "pairs": [_less_of(pair) for pair in validation["pairs"]],
     }
 
@@ -155,15 +155,15 @@ def _made_with(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _less_of(pair: PairDocument) -> dict[str, Any]:
     """Return only the parts that the page shows."""
     names = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
-    kept: dict[str, Any] = {key: value for key, value in pair.items() if key in names}
+    part: dict[str, Any] = {key: value for key, value in pair.items() if key in names}
     for world in WORLDS:
-        kept[world] = {}
+        part[world] = {}
         for measure in FELT:
-            place = kept[world]
+            section = part[world]
             for key in measure.keys[:-1]:
-                place = place.setdefault(key, {})
-            place[measure.keys[-1]] = measure.of(pair[world])
-    return kept
+                section = section.setdefault(key, {})
+            section[measure.keys[-1]] = measure.of(pair[world])
+    return part
 
 
 # ------------------------------------------------------------------------------------------------------------ who wins
@@ -259,8 +259,8 @@ def router_rows(name: str, measured: Measured) -> list[Row]:
         figures: Row = {"scenario": name, "router": router}
         figures |= _scaled("accuracy_over_seeds", _ACCURACY, measured["accuracy"].get(router, estimate([])))
         for measure in FELT:
-            for world, word in zip(WORLDS, ("predicted", "measured"), strict=True):
-                figures |= _scaled(f"{measure.name}_{word}", measure, _estimate(measured, router, world, measure.name))
+            for world, label in zip(WORLDS, ("predicted", "measured"), strict=True):
+                figures |= _scaled(f"{measure.name}_{label}", measure, _estimate(measured, router, world, measure.name))
         figures["is_flagged"] = any(leaves_many(served) for served in row["served"].values())
         rows.append((_estimate(measured, router, "hardware", P99.name)["mean"], figures))
     return [row for _, row in sorted(rows, key=lambda each: (each[0] is None, each[0]))]
@@ -274,8 +274,8 @@ def range_rows(name: str, measured: Measured) -> list[Row]:
             continue
         figures: Row = {"scenario": name, "router": row["router"]}
         for measure in PREDICTED:
-            found = row["coverage"][measure.stem]
-            figures[f"{measure.stem}_inside"], figures[f"{measure.stem}_of"] = found["inside"], found["of"]
+            coverage = row["coverage"][measure.stem]
+            figures[f"{measure.stem}_inside"], figures[f"{measure.stem}_of"] = coverage["inside"], coverage["of"]
             figures[f"{measure.stem}_bias_pct"] = row["error_pct"][measure.stem]
         stage, longer_s = farthest_stage(row) or ("", None)
         rows.append(figures | {"stage": stage, "stage_longer_ms": None if longer_s is None else 1000 * longer_s})
@@ -284,9 +284,9 @@ def range_rows(name: str, measured: Measured) -> list[Row]:
 
 def _inside(ranges: pd.DataFrame) -> dict[str, int]:
     """Return by measure the number of judged values inside, of all, and the least number that honest ranges have."""
-    found = {measure.stem: int(ranges.get(f"{measure.stem}_inside", pd.Series()).sum()) for measure in PREDICTED}
+    counts = {measure.stem: int(ranges.get(f"{measure.stem}_inside", pd.Series()).sum()) for measure in PREDICTED}
     of = int(ranges.get(f"{P99.stem}_of", pd.Series()).sum())
-    return {**found, "of": of, "least": least_inside(of)}
+    return {**counts, "of": of, "least": least_inside(of)}
 
 
 def _scaled(name: str, measure: Any, interval: MeanInterval) -> Row:
@@ -313,8 +313,8 @@ def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
             mean = difference["difference"]["mean"]
             if difference["differs"] and mean is not None and (mean < 0) == (measure.better == "higher"):
                 means = (estimate(list(each.values()))["mean"] or 0.0 for each in (mine, other))
-                shown = dict(zip(("compass", "baselines"), (measure.scale * each for each in means), strict=True))
+                values = dict(zip(("compass", "baselines"), (measure.scale * each for each in means), strict=True))
                 rows.append(
-                    {"scenario": name, "baseline": baseline, "measure": measure.title, **shown, "unit": measure.unit}
+                    {"scenario": name, "baseline": baseline, "measure": measure.title, **values, "unit": measure.unit}
                 )
     return rows

@@ -26,14 +26,9 @@ def metrics_page() -> str:
     )
 
 
-def _table(measures: Iterable[Measure], place: str = "") -> str:
+def _table(measures: Iterable[Measure], prefix: str = "") -> str:
     rows = [
-        [
-            f"`{place}{'.'.join(measure.keys)}`",
-            _shown_as(measure),
-            measure.better or "",
-            measure.meaning,
-        ]
+        [f"`{prefix}{'.'.join(measure.keys)}`", _shown_as(measure), measure.better or "", measure.meaning]
         for measure in measures
     ]
     return to_markdown(Table(columns("key", "shown as", "better", "meaning"), rows))

@@ -31,7 +31,7 @@ def read_frames(folder: Path, prefix: str = "") -> dict[str, pd.DataFrame]:
     return {path.stem.removeprefix(prefix): pd.read_csv(path, keep_default_na=False, na_values=[""]) for path in files}
 
 
-def render(template: str, **given: Any) -> str:
+def render(template: str, **facts: Any) -> str:
     """Render a page; the template receives frames as lists of rows, in which None means missing."""
     environment = Environment(
         loader=PackageLoader("benchmarks.study", "templates"),
@@ -41,7 +41,7 @@ def render(template: str, **given: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"number": number, "change": change, "yes": yes, "row": table_row, "head": table_head}
-    rows = {name: rows_of(each) if isinstance(each, pd.DataFrame) else each for name, each in given.items()}
+    rows = {name: rows_of(each) if isinstance(each, pd.DataFrame) else each for name, each in facts.items()}
     return environment.get_template(template).render(**rows)
 
 

@@ -26,7 +26,9 @@ from scenarios.world.resolved_scenario import World
 from scenarios.world.scenario_building import load_world
 
 RUNS: Final = (300, 301)  # seeds that neither training nor tuning uses
-RANDOM, NARROWEST, WIDEST = "random", "`sticky` at 0.25", "`sticky`, full width"
+RANDOM: Final = "random"
+NARROWEST: Final = "`sticky` at 0.25"
+WIDEST: Final = "`sticky`, full width"
 REFERENCES: Final = {RANDOM: "random", NARROWEST: "fixed:0.25,0.25,0.25,0.25", WIDEST: "sticky"}
 CLOSE_PCT: Final = 5.0  # allowed excess of the mean latency over the router that stays put
 POINTS: Final = 0.05  # differences of accuracy that count as equal
@@ -68,13 +70,13 @@ def make_frame(scenarios: Path, runs: Path, seeds: Sequence[int]) -> pd.DataFram
 
 def measure(world: World, router: str, name: str) -> dict[str, float]:
     """Simulate one router; returns means over `RUNS` of `FIGURES` (deviations are over a run's images)."""
-    found = []
+    figures = []
     for seed in RUNS:
         result: Any = simulate_metrics(world, world.router(router), name, seed, engine="compiled")
         latency, energy = result["latency_s"], result["energy_j"]
         times_ms = [np.nan if each is None else 1000 * each for each in (latency["mean"], latency["std"])]
-        found.append([*times_ms, energy["mean"], energy["std"], 100 * result["expected_accuracy"]])
-    return dict(zip(FIGURES, np.mean(np.array(found, float), axis=0).tolist(), strict=True))
+        figures.append([*times_ms, energy["mean"], energy["std"], 100 * result["expected_accuracy"]])
+    return dict(zip(FIGURES, np.mean(np.array(figures, float), axis=0).tolist(), strict=True))
 
 
 def with_changes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -108,9 +110,9 @@ def _asked(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series[bool]]]:
         of = frame[frame["router"] == kind].set_index("seed")
         if (row := weights.asked) is not None:
             assert None not in (row.latency_change_pct, row.energy_change_pct), "the paper tells it"
-            words = f"latency {row.latency_change_pct:+g} %, energy {row.energy_change_pct:+g} % against random"
+            changes = f"latency {row.latency_change_pct:+g} %, energy {row.energy_change_pct:+g} % against random"
             yield (
-                f"{kind}: Table {row.table} ({words}, {row.accuracy_pct:g} % accurate)",
+                f"{kind}: Table {row.table} ({changes}, {row.accuracy_pct:g} % accurate)",
                 (of["latency_against_random_pct"] <= row.latency_change_pct)
                 & (of["energy_against_random_pct"] <= row.energy_change_pct)
                 & (of["accuracy_pct"] >= row.accuracy_pct - POINTS),
@@ -130,12 +132,12 @@ def text(frame: pd.DataFrame) -> str:
         stems = (("latency", "ms"), ("energy", "j"))
         spread = [f"{number(row[f'{stem}_{unit}'])} ({number(row[f'{stem}_std_{unit}'])})" for stem, unit in stems]
         changes = [(row["latency_against_random_pct"], 2), (row["latency_against_staying_pct"], 1)]
-        told = ["" if change is None else f"{number(change, digits, signed=True)} %" for change, digits in changes]
-        lines.append(table_row([row["router"], seed, *spread, number(row["accuracy_pct"], 2), *told]))
+        cells = ["" if change is None else f"{number(change, digits, signed=True)} %" for change, digits in changes]
+        lines.append(table_row([row["router"], seed, *spread, number(row["accuracy_pct"], 2), *cells]))
     lines += ["", table_head(["asked", "trainings that have it", "all", "seeds that miss it"])]
-    for each in checks(frame):
-        missed = ", ".join(f"{seed:.0f}" for seed in each["missed"])
-        reached = f"{each['reached']} of {each['of']}"
-        lines.append(table_row([each["asked"], reached, yes(each["reached"] == each["of"]), missed]))
+    for check in checks(frame):
+        missed = ", ".join(f"{seed:.0f}" for seed in check["missed"])
+        reached = f"{check['reached']} of {check['of']}"
+        lines.append(table_row([check["asked"], reached, yes(check["reached"] == check["of"]), missed]))
     where = f"`python -m benchmarks paper` at commit {commit_here()[:8]}; means of the runs {RUNS[0]} and {RUNS[1]}:"
     return "\n".join([where, "", *lines])

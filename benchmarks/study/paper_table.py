@@ -64,21 +64,21 @@ def completed() -> Matrix:
     """Return top-1 shares (256,) of `grid()`: a quadratic program, solved as a least-distance problem."""
     tuples, steps = grid(), first_differences()
     rough = np.vstack([second_differences(), np.sqrt(TIE) * steps])
-    known = np.array([widths in PUBLISHED_PCT for widths in tuples])
+    is_published = np.array([widths in PUBLISHED_PCT for widths in tuples])
     shares = np.array([PUBLISHED_PCT.get(widths, 0.0) / 100 for widths in tuples])
     # Minimise |rough x| over the unknown x, then substitute u = R x + Q' rough_known x_known (rough_unknown = Q R), so
     # that |u| is minimized and the rows `steps x >= STEP` become rows in u.
-    q, r = np.linalg.qr(rough[:, ~known])
-    offset = q.T @ (rough[:, known] @ shares[known])
-    rows = np.linalg.solve(r.T, steps[:, ~known].T).T
-    wanted = STEP - steps[:, known] @ shares[known] + rows @ offset
-    shares[~known] = np.linalg.solve(r, _least_distance(rows, wanted) - offset)
+    q, r = np.linalg.qr(rough[:, ~is_published])
+    offset = q.T @ (rough[:, is_published] @ shares[is_published])
+    rows = np.linalg.solve(r.T, steps[:, ~is_published].T).T
+    bounds = STEP - steps[:, is_published] @ shares[is_published] + rows @ offset
+    shares[~is_published] = np.linalg.solve(r, _least_distance(rows, bounds) - offset)
     return shares
 
 
-def _least_distance(rows: Matrix, wanted: Matrix) -> Matrix:
+def _least_distance(rows: Matrix, bounds: Matrix) -> Matrix:
     """Return the shortest u with rows u >= wanted (Lawson and Hanson, Solving Least Squares Problems, ch. 23.4)."""
-    stacked = np.vstack([rows.T, wanted])  # (unknowns + 1, constraints)
+    stacked = np.vstack([rows.T, bounds])  # (unknowns + 1, constraints)
     target = np.zeros(len(stacked))
     target[-1] = 1.0
     weights, distance = nnls(stacked, target)
@@ -106,10 +106,10 @@ def _differences(order: int) -> Matrix:
 
 def _product(at: dict[int, Matrix]) -> Matrix:
     """Return the operators of some segments applied to the whole grid, with the other segments unchanged."""
-    product: Matrix = np.ones((1, 1))
+    operator: Matrix = np.ones((1, 1))
     for segment in range(SEGMENTS):
-        product = np.asarray(np.kron(product, at.get(segment, np.eye(len(WIDTHS)))), np.float64)
-    return product
+        operator = np.asarray(np.kron(operator, at.get(segment, np.eye(len(WIDTHS)))), np.float64)
+    return operator
 
 
 def text() -> str:

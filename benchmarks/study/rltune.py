@@ -26,7 +26,7 @@ from kit.random_streams import stream
 
 GIVEN: Final = "qssf"  # the order that it is given, with its predictions: first-fit in this order
 ALL: Final = "all"  # seeds
-WAYS: Final = {"drawn": True, "likeliest": False}  # of taking a choice, by `is_sampled`
+MODES: Final = {"drawn": True, "likeliest": False}  # of taking a choice, by `is_sampled`
 Numbers = NDArray[np.float64]
 
 
@@ -42,12 +42,12 @@ def make_frame(scenario: Path, runs: Path, seeds: int, epochs: int, episodes: in
     waits_s = {policy.name: each for policy, each in judge(BASELINES, later, starts, jobs=jobs)}
     rows = [row_of(name, None, each[None], waits_s[GIVEN]) for name, each in waits_s.items()]
     learned = [read_learned(file)[0] for file in files]
-    for way, is_sampled in WAYS.items():
+    for mode, is_sampled in MODES.items():
         these = [replace(each, spec=replace(each.spec, is_sampled=is_sampled)) for each in learned]
-        policies = [NamedPolicy(f"rltune, {way}", each.spec.policy, each) for each in these]
+        policies = [NamedPolicy(f"rltune, {mode}", each.spec.policy, each) for each in these]
         own_s = np.stack([each for _, each in judge(policies, later, starts, jobs=jobs)])
         groups = [*((str(seed), own_s[[seed]]) for seed in range(seeds)), (ALL, own_s)]
-        rows += [row_of(f"rltune, {way}", seed, each, waits_s[GIVEN]) for seed, each in groups]
+        rows += [row_of(f"rltune, {mode}", seed, each, waits_s[GIVEN]) for seed, each in groups]
     return pd.DataFrame(rows).assign(scenario=scenario.name, epochs=epochs, episodes=episodes)
 
 

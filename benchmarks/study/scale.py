@@ -89,15 +89,15 @@ def world_of(path: Path, servers: int, samples: int | None) -> World:
 def measure(seeds: int, point: GridRow) -> Row:
     """Return means over `seeds` of the scenario's seeds, the fluid bound, and the cost of tuning and of a decision."""
     name, servers = point.key["router"].removesuffix(ALL), point.key["servers"]
-    world = world_of(point.given, servers, None if point.key["router"].endswith(ALL) else SAMPLES)
+    world = world_of(point.source, servers, None if point.key["router"].endswith(ALL) else SAMPLES)
     row: Row = {"tuned_at": None, "tuning_cpu_s": None}
     if (kind := made_kind(name)) is not None:
         row["tuned_at"] = min(servers, TUNED_UP_TO)
-        _, row["tuning_cpu_s"] = tuned(point.given, row["tuned_at"], kind)
+        _, row["tuning_cpu_s"] = tuned(point.source, row["tuned_at"], kind)
     begun_s, decided = time.process_time(), 0
     results = []
     for seed in world.scenario.compare.seeds[:seeds]:
-        router = router_of(world, name, point.given, servers)
+        router = router_of(world, name, point.source, servers)
         results.append(simulate_metrics(world, router, name, seed, engine="compiled", detail=False))
         decided += results[-1]["decisions"]
     row |= {"cpu_s": time.process_time() - begun_s, "decisions": decided}
@@ -132,14 +132,15 @@ def _at(result: Any, path: Sequence[str]) -> float:
 
 
 def _ask_again(row: Any, parameters: Any, plan_row: Any, sheet_row: Any, times: int) -> int:
-    c, p, plan, sheet = Cluster(row), Parameters(parameters), Plan(plan_row), Sheet(sheet_row)
-    chosen = 0
+    c, p = Cluster(row), Parameters(parameters)
+    plan, sheet = Plan(plan_row), Sheet(sheet_row)
+    total = 0
     for _ in range(times):
         plan.draw = 0
         write_sheet(c, p, plan, sheet)
         choose(plan, sheet)
-        chosen += plan.server
-    return chosen
+        total += plan.server
+    return total
 
 
 _asked_again: Any = numba.njit(nogil=True, error_model="numpy")(_ask_again)  # as in benchmarks.speed.driving

@@ -59,24 +59,24 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
     Raises:
         InputError: a case is unknown.
     """
-    given = comparing_stage.read_suite()
-    names = comparing_stage.case_names(given)
+    suite = comparing_stage.read_suite()
+    names = comparing_stage.case_names(suite)
     for name in only:
         if name not in names:
             raise InputError("suite", "", f"{name!r} is not a case; {nearest(name, names)}")
-    known = {case.name: case for case in comparing_stage.published()} if PUBLISHED.is_file() else {}
+    cases = {case.name: case for case in comparing_stage.published()} if PUBLISHED.is_file() else {}
     for name in [name for name in names if not only or name in only]:
-        case = comparing_stage.load_case(given, name)
+        case = comparing_stage.load_case(suite, name)
         for kind in kinds_of(name) if tunes else ():
             _tune(case, kind, force=force)
-        known[name] = _run(case)
-        _write([known[each] for each in names if each in known])  # an interrupted command keeps what it has
-    return make_page(given)
+        cases[name] = _run(case)
+        _write([cases[each] for each in names if each in cases])  # an interrupted command keeps what it has
+    return make_page(suite)
 
 
-def make_page(given: SuiteFile | None = None) -> str:
+def make_page(suite: SuiteFile | None = None) -> str:
     """Write docs/results.md from the published rows; returns its beginning."""
-    given = given or comparing_stage.read_suite()
+    suite = suite or comparing_stage.read_suite()
     cases = comparing_stage.published()
     names = list(dict.fromkeys(name for case in cases for name in case.routers))
     score = SuiteScore(published=tuple(names), entrants=(COMPASS,), cases=cases)
@@ -84,15 +84,15 @@ def make_page(given: SuiteFile | None = None) -> str:
     table = suite_table(score, COMPASS)
     rivals = {
         rule: {
-            figure: counts_text(found)
+            figure: counts_text(of_figure)
             for figure in FIGURES
-            if (found := [*ratios(score, COMPASS, rule, rules, figure)])
+            if (of_figure := [*ratios(score, COMPASS, rule, rules, figure)])
         }
         for rule in rules
     }
     missing = {case.name: [rule for rule in kinds_of(case.name) if rule not in case.routers] for case in cases}
     text = render(
-        "results.md.j2", table=to_markdown(table), notes=table.notes, suite=given, cases=cases,
+        "results.md.j2", table=to_markdown(table), notes=table.notes, suite=suite, cases=cases,
         rivals={rule: of for rule, of in rivals.items() if of},
         missing={name: lacking for name, lacking in missing.items() if lacking}, processor=cpu_name(),
         ablation=pd.read_csv(ABLATION, keep_default_na=False), defaults=Numbers().model_dump(),
@@ -124,9 +124,9 @@ def ablate(only: Sequence[str] = (), folder: Path = ROOT / "runs" / "ablation") 
         for among in ("scenarios", "drawn"):
             cases = tuple(case for case in score.cases if case.name.startswith("drawn-") == (among == "drawn"))
             for figure in FIGURES:
-                found = [*ratios(replace(score, cases=cases), name, COMPASS, (), figure)]
-                lost = len(cases) - len(found)
-                text = [counts_text(found)] if found else []
+                compared = [*ratios(replace(score, cases=cases), name, COMPASS, (), figure)]
+                lost = len(cases) - len(compared)
+                text = [counts_text(compared)] if compared else []
                 text += [f"{lost} not compared: floor missed, or images unserved"] if lost else []
                 row[f"{among}_{figure.removesuffix('_s')}"] = "; ".join(text)
         rows.append(row)
@@ -172,14 +172,14 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
 
 
 def _run(case: SuiteCase) -> Case:
-    runs, found = EqualRuns(case.world, case.seeds), Case(case.name, case.floor, comparing_stage.bound_s(case), {})
+    runs, result = EqualRuns(case.world, case.seeds), Case(case.name, case.floor, comparing_stage.bound_s(case), {})
     files = {kind: file_of(case.name, kind) for kind in BASELINES}
     routers = {COMPASS: COMPASS, **{kind: f"{kind}={path}" for kind, path in files.items() if path.is_file()}}
     for label, router in routers.items():
-        found = replace(found, routers={**found.routers, label: runs.at_floor(router, case.floor)})
-        its = found.routers[label]
-        print(f"{case.name}: {label} {1e3 * its.mean('mean_s'):.2f}, {1e3 * its.mean('p99_s'):.2f} ms", flush=True)
-    return found
+        result = replace(result, routers={**result.routers, label: runs.at_floor(router, case.floor)})
+        own = result.routers[label]
+        print(f"{case.name}: {label} {1e3 * own.mean('mean_s'):.2f}, {1e3 * own.mean('p99_s'):.2f} ms", flush=True)
+    return result
 
 
 def _write(cases: Sequence[Case]) -> None:

@@ -67,19 +67,16 @@ def picture(lines: list[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" width="{wide:g}" height="{high:g}">',
         f"<style>{_STYLE}</style>",
         f'<rect class="back" x="0.5" y="0.5" width="{wide - 1:g}" height="{high - 1:g}" rx="8"/>',
-        *(f'<circle class="dot" cx="{20 + 18 * place}" cy="18" r="5"/>' for place in range(3)),
+        *(f'<circle class="dot" cx="{20 + 18 * dot}" cy="18" r="5"/>' for dot in range(3)),
     ]
     now_s = 0.0
     for row, line in enumerate(lines):
-        now_s += _PAUSE_S if _is_awaited(line, lines[row - 1] if row else "") else _QUICK_S
+        before = lines[row - 1] if row else ""
+        is_new_part = before.startswith("$ ") or bool(_label(line)) or not before  # readers need time for it
+        now_s += _PAUSE_S if is_new_part else _QUICK_S
         if line:
             parts.append(_text(line, _TITLE + _MARGIN + _LEADING * (row + 0.7), now_s))
     return "\n".join([*parts, "</svg>", ""])
-
-
-def _is_awaited(line: str, before: str) -> bool:
-    """Return whether a new part begins that readers need time for."""
-    return before.startswith("$ ") or bool(_label(line)) or not before
 
 
 def _label(line: str) -> str:
@@ -97,14 +94,14 @@ def _text(line: str, y: float, at_s: float) -> str:
 
 
 def _run(text: str, kind: str, column: int, y: float, at_s: float) -> str:
-    named = f' class="{kind}"' if kind else ""
+    class_of = f' class="{kind}"' if kind else ""
     stretched = f'textLength="{_ADVANCE * len(text):.1f}" lengthAdjust="spacingAndGlyphs"'
     return (
-        f'<text{named} x="{_MARGIN + _ADVANCE * column:.1f}" y="{y:.1f}" {stretched} xml:space="preserve" '
+        f'<text{class_of} x="{_MARGIN + _ADVANCE * column:.1f}" y="{y:.1f}" {stretched} xml:space="preserve" '
         f'style="animation-delay:{at_s:.2f}s">{escape(text)}</text>'
     )
 
 
 if __name__ == "__main__":
-    with atomic_path(PICTURE) as made:
-        made.write_text(picture(first_block(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")
+    with atomic_path(PICTURE) as temporary:
+        temporary.write_text(picture(first_block(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.chosen_queueing import NAMES, VERSION, WAIT, Choosing, Seen, View
+from jobs.policies.chosen_queueing import NAMES, VERSION, WAIT, Choosing, Inputs, View
 from jobs.policies.named_policies import CHOICE, JobPolicy
 from kit import checkpoint
 from kit.errors import InputError
@@ -36,8 +36,8 @@ class JobNet:
 
     def __init__(self, weights: Weights) -> None:
         self.weights = dict(weights)
-        expected: dict[str, tuple[int, ...]] = {f"{i}.weight": (b, a) for i, (a, b) in enumerate(pairwise(SIZES))}
-        expected |= {f"{i}.bias": (b,) for i, b in enumerate(SIZES[1:])}
+        expected: dict[str, tuple[int, ...]] = {f"{i}.weight": sizes[::-1] for i, sizes in enumerate(pairwise(SIZES))}
+        expected |= {f"{i}.bias": (outputs,) for i, outputs in enumerate(SIZES[1:])}
         shapes = {name: value.shape for name, value in weights.items()}
         if shapes != expected or any(value.dtype != np.float32 for value in weights.values()):
             raise ValueError(f"weights of shapes {shapes} are no network of {SIZES} in float32")
@@ -45,7 +45,7 @@ class JobNet:
             (np.ascontiguousarray(weights[f"{i}.weight"].T), weights[f"{i}.bias"]) for i in range(len(SIZES) - 1)
         ]
 
-    def scores(self, rows: Seen) -> NDArray[np.float32]:
+    def scores(self, rows: Inputs) -> NDArray[np.float32]:
         """Map (n, 8) rows to (n,) scores."""
         hidden: NDArray[np.float32] = rows
         for weight, bias in self._layers[:-1]:
@@ -77,17 +77,17 @@ class Decision(NamedTuple):
 
     Attributes:
         rows: (choices, 8) float32: the possible choices; waiting comes last, if it is possible.
-        chosen: the place of the choice among them.
+        choice: its row.
         log_prob: log-probability of the choice.
         at_ns: its time.
         pooled: (17,) summary of the queue, with all its jobs.
     """
 
-    rows: Seen
-    chosen: int
+    rows: Inputs
+    choice: int
     log_prob: float
     at_ns: int
-    pooled: Seen
+    pooled: Inputs
 
 
 class NetChooser:
@@ -99,29 +99,29 @@ class NetChooser:
         self._memory = memory
 
     def __call__(self, view: View) -> int:
-        """Return a place in the view, or `WAIT`."""
-        rows = view.seen
+        """Return a row of the view, or `WAIT`."""
+        rows = view.inputs
         may = rows[view.may]
-        seen = np.concatenate([may, waiting_row(rows)]) if view.can_wait else may
-        scores = self._net.scores(seen).astype(np.float64)
+        choices = np.concatenate([may, waiting_row(rows)]) if view.can_wait else may
+        scores = self._net.scores(choices).astype(np.float64)
         odds = np.exp(scores - scores.max())
         if self._rng is None:
-            place = int(odds.argmax())
+            row = int(odds.argmax())
         else:
             summed = odds.cumsum()
-            place = min(int(np.searchsorted(summed, self._rng.random() * summed[-1], side="right")), len(odds) - 1)
+            row = min(int(np.searchsorted(summed, self._rng.random() * summed[-1], side="right")), len(odds) - 1)
         if self._memory is not None:
-            log_prob = float(np.log(odds[place] / odds.sum()))
-            self._memory.append(Decision(seen, place, log_prob, view.now_ns, pooled(rows)))
-        return WAIT if place == len(may) else int(view.may.nonzero()[0][place])
+            log_prob = float(np.log(odds[row] / odds.sum()))
+            self._memory.append(Decision(choices, row, log_prob, view.now_ns, pooled(rows)))
+        return WAIT if row == len(may) else int(view.may.nonzero()[0][row])
 
 
-def waiting_row(rows: Seen) -> Seen:
+def waiting_row(rows: Inputs) -> Inputs:
     """Return (1, 8) the choice to wait, as a job: as old as the oldest, without GPUs or end, in the first field."""
     return np.array([[rows[:, 0].max(), 0.0, 0.0, rows[0, 3], rows[0, 4], 0.0, 0.0, 1.0]], np.float32)
 
 
-def pooled(rows: Seen) -> Seen:
+def pooled(rows: Inputs) -> Inputs:
     """Summarize (n, 8) rows as (17,) means, maxima and the count."""
     many = np.log1p(len(rows)) / np.log1p(_MANY)
     return np.concatenate([rows.mean(axis=0), rows.max(axis=0), [many]]).astype(np.float32)
@@ -181,11 +181,11 @@ class Learned:
     def choosing(self, seed: int) -> Choosing:
         """Return the chooser of one run; random draws come from a stream of this seed."""
         rng = stream(seed, f"jobs:{RLTUNE}") if self.spec.is_sampled else None
-        return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(view.seen))
+        return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(view.inputs))
 
 
 def at_random(rng: np.random.Generator, view: View) -> int:
-    """Return a uniformly random place among the view's jobs that may be chosen."""
+    """Return a uniformly random row among the view's jobs that may be chosen."""
     return int(rng.choice(view.may.nonzero()[0]))
 
 

@@ -38,7 +38,7 @@ from jobs.learning.scoring_network import (
     read_learned,
     write_learned,
 )
-from jobs.policies.chosen_queueing import Choosing, Seen
+from jobs.policies.chosen_queueing import Choosing, Inputs
 from jobs.policies.named_policies import CHOICE, JobPolicy, policy_of
 from jobs.policies.run_times import HISTORY, REQUESTED, DurationHistory
 from kit.documents import inputs_hash
@@ -166,16 +166,16 @@ class Episode:
     Attributes:
         rows: (R, 8) inputs of all decisions, concatenated.
         counts: (D,) number of rows of each.
-        chosen: (D,) place of the choice among its rows.
+        choice: (D,) the chosen one of its rows.
         log_prob: (D,) log-probability of the choice when it was drawn.
         pooled: (D, 17) summary of the queue.
         rewards: (D,) reward after each.
         score, base_score: the sum of the rewards, and the base policy's score.
     """
 
-    rows: Seen
+    rows: Inputs
     counts: NDArray[np.int64]
-    chosen: NDArray[np.int64]
+    choice: NDArray[np.int64]
     log_prob: Floats
     pooled: Floats
     rewards: Floats
@@ -251,22 +251,22 @@ class JobLearner:
         Raises:
             WorkError: a loss is no longer a number.
         """
-        episodes = [each for each in episodes if len(each.counts)]
+        episodes = [episode for episode in episodes if len(episode.counts)]
         if not episodes:
             return JobUpdateStats(decisions=0, steps=0, kl=0.0, entropy=0.0, value_loss=0.0, policy_loss=0.0)
-        inputs = torch.from_numpy(np.concatenate([each.pooled for each in episodes]))
+        inputs = torch.from_numpy(np.concatenate([episode.pooled for episode in episodes]))
         with torch.no_grad():
             values = self.critic(inputs).numpy()
-        bounds = np.cumsum([len(each.counts) for each in episodes])[:-1]
+        bounds = np.cumsum([len(episode.counts) for episode in episodes])[:-1]
         pairs = [
-            advantages(each.rewards, value, self.knobs.lam)
-            for each, value in zip(episodes, np.split(values, bounds), strict=True)
+            advantages(episode.rewards, value, self.knobs.lam)
+            for episode, value in zip(episodes, np.split(values, bounds), strict=True)
         ]
         advantage = np.concatenate([pair[0] for pair in pairs])
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         steps, kl, policy_loss = self._improve(_Choices.of(episodes, advantage))
         value_loss = self._value(inputs, torch.from_numpy(np.concatenate([pair[1] for pair in pairs])))
-        entropy = -float(np.concatenate([each.log_prob for each in episodes]).mean())
+        entropy = -float(np.concatenate([episode.log_prob for episode in episodes]).mean())
         return JobUpdateStats(len(advantage), steps, kl, entropy, value_loss, policy_loss)
 
     def _improve(self, choices: _Choices) -> tuple[int, float, float]:
@@ -306,16 +306,16 @@ class JobLearner:
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return all that `restore` takes, except the policy's weights."""
-        kept = {f"critic.{name}": value for name, value in self.critic.weights().items()}
+        tensors = {f"critic.{name}": value for name, value in self.critic.weights().items()}
         for number, state in self.optimizer.state_dict()["state"].items():
-            kept |= {f"adam.{number}.{moment}": state[moment].numpy().copy() for moment in MOMENTS}
-        return kept
+            tensors |= {f"adam.{number}.{moment}": state[moment].numpy().copy() for moment in MOMENTS}
+        return tensors
 
     def restore(self, actor: Weights, tensors: dict[str, Floats]) -> None:
         """Resume from the output of `tensors`; raises `KeyError` or `RuntimeError` for another network's."""
         self.actor.put(actor)
         start = "critic."
-        self.critic.put({name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)})
+        self.critic.put({name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)})
         for number, parameter in enumerate((*self.actor.parameters(), *self.critic.parameters())):
             if f"adam.{number}.step" in tensors:
                 moments = {name: torch.from_numpy(tensors[f"adam.{number}.{name}"].copy()) for name in MOMENTS}
@@ -340,17 +340,17 @@ class _Choices:
 
     @staticmethod
     def of(episodes: Sequence[Episode], advantage: Floats) -> _Choices:
-        counts = np.concatenate([each.counts for each in episodes])
+        counts = np.concatenate([episode.counts for episode in episodes])
         is_free = counts > 1
-        rows = np.concatenate([each.rows for each in episodes])[np.repeat(is_free, counts)]
-        kept = counts[is_free]
-        first = np.cumsum(kept) - kept
-        chosen = np.concatenate([each.chosen for each in episodes])[is_free]
-        log_prob = np.concatenate([each.log_prob for each in episodes])[is_free]
+        rows = np.concatenate([episode.rows for episode in episodes])[np.repeat(is_free, counts)]
+        free_counts = counts[is_free]
+        first = np.cumsum(free_counts) - free_counts
+        choice = np.concatenate([episode.choice for episode in episodes])[is_free]
+        log_prob = np.concatenate([episode.log_prob for episode in episodes])[is_free]
         return _Choices(
             torch.from_numpy(rows),
-            torch.from_numpy(np.repeat(np.arange(len(kept)), kept)),
-            torch.from_numpy(first + chosen),
+            torch.from_numpy(np.repeat(np.arange(len(free_counts)), free_counts)),
+            torch.from_numpy(first + choice),
             torch.from_numpy(log_prob),
             torch.from_numpy(advantage[is_free]),
             len(counts),
@@ -374,7 +374,7 @@ class _Choices:
 
 
 MIN_WAIT_S: Final = 60.0  # a job, of the base policy: the least denominator of a window's rewards
-Told = Callable[[int, JobUpdateStats, float, float], None]  # epoch, update, mean scores of the policy and of its base
+OnEpoch = Callable[[int, JobUpdateStats, float, float], None]  # epoch, update, mean scores of policy and base
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,11 +420,11 @@ def play(config: TrainingConfig, task: tuple[Weights, int, int]) -> Episode:
     chooser = NetChooser(JobNet(weights), stream(seed, "jobs:episode"), memory)
     base = windows.run(start, config.base)
     episode_record = windows.run(start, config.spec.policy, Choosing(chooser))
-    rows, chosen, log_prob, at_ns, queues = zip(*memory, strict=True)
+    rows, choice, log_prob, at_ns, queues = zip(*memory, strict=True)
     return Episode(
         np.concatenate(rows),
-        np.array([len(each) for each in rows]),
-        np.array(chosen),
+        np.array([len(choices) for choices in rows]),
+        np.array(choice),
         np.array(log_prob, np.float32),
         np.stack(queues),
         _rewards(at_ns, base, episode_record).astype(np.float32),
@@ -441,7 +441,9 @@ def _rewards(at_ns: Sequence[int], base: JobsRecord, own: JobsRecord) -> NDArray
     return np.diff(ahead, prepend=0.0) / max(float(np.nansum(base.wait_s)), MIN_WAIT_S * len(base.jobs))
 
 
-def train(config: TrainingConfig, path: Path, jobs: int = 1, resume: bool = True, told: Told | None = None) -> Learned:
+def train(
+    config: TrainingConfig, path: Path, jobs: int = 1, resume: bool = True, on_epoch: OnEpoch | None = None
+) -> Learned:
     """Train from the start, or resume from the file; it is written after each epoch.
 
     Raises:
@@ -461,8 +463,8 @@ def train(config: TrainingConfig, path: Path, jobs: int = 1, resume: bool = True
         history.append({**asdict(stats), "score": own, "base_score": base})
         header = {"training": json.dumps({"course": config.identity(), "history": history})}
         write_learned(path, Learned(config.spec, JobNet(learner.actor.weights())), learner.tensors(), header)
-        if told is not None:
-            told(epoch, stats, own, base)
+        if on_epoch is not None:
+            on_epoch(epoch, stats, own, base)
     return Learned(config.spec, JobNet(learner.actor.weights()))
 
 
@@ -504,11 +506,7 @@ BASELINES: Final = (
 
 
 def judge(
-    candidates: Iterable[NamedPolicy],
-    windows: Windows,
-    starts: Iterable[int],
-    seed: int = 0,
-    jobs: int = 1,
+    candidates: Iterable[NamedPolicy], windows: Windows, starts: Iterable[int], seed: int = 0, jobs: int = 1
 ) -> Iterator[tuple[NamedPolicy, Numbers]]:
     """Yield (candidate, (windows,) mean wait of the jobs that count in each window, seconds), one after another."""
     tasks = [(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]

@@ -39,10 +39,10 @@ from jobs.logs.log_rows import (
     START,
     WAIT,
     Cells,
+    ImportStats,
     Lines,
     Options,
     Rows,
-    Tally,
     known,
     named,
     numbers,
@@ -83,7 +83,7 @@ _JOB: Final = msgspec.json.Decoder(_Job)
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
-def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+def read(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     """Yield the log's rows; the file is read into memory, for a list has no lines to cut it at."""
     data = b"".join(block.data for block in blocks(path))
     if not data.lstrip().startswith(b"["):
@@ -96,8 +96,8 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     at, line = 0, 1
     for begin in range(0, len(objects), _AT_ONCE):
         jobs, lines = list[_Job](), list[int]()
-        for each in objects[begin : begin + _AT_ONCE]:
-            text = memoryview(each)
+        for raw in objects[begin : begin + _AT_ONCE]:
+            text = memoryview(raw)
             begins = data.index(text[0], at)  # only blanks and a comma precede it
             lines.append(line + data.count(b"\n", at, begins))
             at = begins + len(text)
@@ -106,7 +106,7 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
                 jobs.append(_JOB.decode(text))
             except _NO_JSON as error:
                 raise InputError(str(path), f"line {lines[-1]}", f"this job can't be read: {error}") from None
-        tally.rows += len(jobs)
+        stats.rows += len(jobs)
         yield _rows(jobs, np.array(lines), options)
 
 
@@ -116,7 +116,7 @@ def _rows(jobs: list[_Job], lines: Lines, options: Options) -> Rows:
     owner = np.repeat(np.arange(len(jobs)), counts)
     start, end = (
         times(_texts(texts), options.timezone, zero_is_nothing=True)
-        for texts in ((each.start_time for each in attempts), (each.end_time for each in attempts))
+        for texts in ((attempt.start_time for attempt in attempts), (attempt.end_time for attempt in attempts))
     )
     begun_s = np.full(len(jobs), np.nan)
     is_open = np.zeros(len(jobs), bool)
@@ -129,7 +129,7 @@ def _rows(jobs: list[_Job], lines: Lines, options: Options) -> Rows:
         np.bincount(owner, weights, len(jobs)).astype(np.float64)
         for weights in (np.nan_to_num(ran_s), ran_s < 0, np.isnan(ran_s))
     )
-    words = {name: _texts(getattr(job, key) for job in jobs) for name, key in _COLUMNS.items()}
+    text_columns = {name: _texts(getattr(job, key) for job in jobs) for name, key in _COLUMNS.items()}
     quantities = {
         START: Cells(begun_s),
         "run_s": Cells(run_s),
@@ -138,7 +138,7 @@ def _rows(jobs: list[_Job], lines: Lines, options: Options) -> Rows:
     }
     return Rows(
         lines,
-        {**words, **quantities, "is_open": is_open},
+        {**text_columns, **quantities, "is_open": is_open},
         ("submit_s", START),
         is_calendar=True,
         refused={"an attempt that ended before it started": backwards > 0},
@@ -192,7 +192,7 @@ _OWN: Final = "a CSV file of your own needs --columns"
 # ------------------------------------------------------------------------------------------------- tables with a header
 
 
-def _headed(path: Path, of: Mapping[str, str], remedy: str, tally: Tally, delimiter: str = ",") -> Iterator[Rows]:
+def _headed(path: Path, of: Mapping[str, str], remedy: str, stats: ImportStats, delimiter: str = ",") -> Iterator[Rows]:
     """Yield columns by the trace's names.
 
     Args:
@@ -200,17 +200,17 @@ def _headed(path: Path, of: Mapping[str, str], remedy: str, tally: Tally, delimi
     """
     line, rest = first_line(path)
     names = names_of(line, delimiter, str(path), dict.fromkeys(of.values()), remedy)
-    for rows in rows_of(rest, names, of.values(), tally, delimiter, is_quoted=True):
+    for rows in rows_of(rest, names, of.values(), stats, delimiter, is_quoted=True):
         yield replace(rows, columns={name: rows.columns[own] for name, own in of.items()})
 
 
-def _helios(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
-    for rows in _headed(path, _HELIOS, "is it a Helios cluster_log.csv?", tally):
+def _helios(path: Path, _: Options, stats: ImportStats) -> Iterator[Rows]:
+    for rows in _headed(path, _HELIOS, "is it a Helios cluster_log.csv?", stats):
         yield replace(rows, required=("submit_s", START, "run_s", "gpus"), is_calendar=True)
 
 
-def _openb(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
-    for rows in _headed(path, _OPENB, "is it an openb_pod_list file?", tally):
+def _openb(path: Path, _: Options, stats: ImportStats) -> Iterator[Rows]:
+    for rows in _headed(path, _OPENB, "is it an openb_pod_list file?", stats):
         gpus, milli = numbers(rows.of("gpus")), numbers(rows.of("gpu_share"))
         share = replace(milli, values=np.where(gpus.values == 1, milli.values / 1000, 1.0))
         yield replace(rows, columns={**rows.columns, "gpus": gpus, "gpu_share": share}, required=_TIMED)
@@ -231,7 +231,7 @@ def _delimiter(line: str) -> str:
     return max(",;\t|", key=line.count)
 
 
-def _csv(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+def _csv(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     names = (*COLUMNS, END)
     for name in options.columns:
         if name not in names:
@@ -240,7 +240,7 @@ def _csv(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     header = [name.strip().strip('"') for name in line.split(delimiter)]
     of = {name: options.columns.get(name, name) for name in names if name in options.columns or name in header}
     of = {name: name for name in _required(of)} | of
-    for rows in _headed(path, of, f"name yours: --columns {_EXAMPLE}", tally, delimiter):
+    for rows in _headed(path, of, f"name yours: --columns {_EXAMPLE}", stats, delimiter):
         columns = {"job_id": pyarrow.array(map(str, rows.lines.tolist())), **rows.columns}
         for name in filter(columns.__contains__, QUANTITIES):
             columns[name] = _plain(columns[name], name, rows, str(path), has_thousands=delimiter == ",")
@@ -261,9 +261,9 @@ def _plain(texts: Any, name: str, rows: Rows, source: str, has_thousands: bool) 
     has_comma = truths(compute.match_substring_regex(texts, _COMMA))
     is_odd = has_comma & ~(truths(compute.match_substring_regex(texts, _THOUSANDS)) & has_thousands)
     if is_odd.any():
-        place = int(is_odd.argmax())
-        problem = f"{texts[place].as_py()!r:.40}: is this comma for decimals, or between thousands? Write 7200, or 7.2"
-        raise InputError(source, f"line {rows.lines[place]}", f"{name}: {problem}")
+        row = int(is_odd.argmax())
+        problem = f"{texts[row].as_py()!r:.40}: is this comma for decimals, or between thousands? Write 7200, or 7.2"
+        raise InputError(source, f"line {rows.lines[row]}", f"{name}: {problem}")
     return compute.if_else(pyarrow.array(has_comma), compute.replace_substring(texts, ",", ""), texts)
 
 
@@ -278,7 +278,7 @@ def _known(rows: Rows) -> dict[str, Any]:
 
 
 def _headless(
-    path: Path, layouts: Sequence[Sequence[str]], allowed: str, tally: Tally, wanted: Container[str]
+    path: Path, layouts: Sequence[Sequence[str]], allowed: str, stats: ImportStats, included: Container[str]
 ) -> Iterator[Rows]:
     """Yield wanted columns of a CSV file whose layout follows from its width; a first line may be a header.
 
@@ -291,34 +291,34 @@ def _headless(
         raise InputError(str(path), "line 1", f"{width} fields; allowed are {allowed}")
     is_header = ("submit" if "submit_s" in names else f"{names[0]},") in line
     first = [] if is_header else [TextBlock(1, f"{line}\n".encode(), 1)]
-    return rows_of(chain(first, rest), names, wanted, tally)
+    return rows_of(chain(first, rest), names, included, stats)
 
 
-def _rltune(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
+def _rltune(path: Path, _: Options, stats: ImportStats) -> Iterator[Rows]:
     layouts = (_RLTUNE, [*_RLTUNE[:17], "think", *_RLTUNE[17:]])
-    for rows in _headless(path, layouts, "19 (README) or 20 (with think time)", tally, _NUMBERED):
+    for rows in _headless(path, layouts, "19 (README) or 20 (with think time)", stats, _NUMBERED):
         types = named(rows.of("gpu_types"), lambda number: _RLTUNE_TYPES.get(number, ""))
         yield replace(rows, columns={**_known(rows), "gpu_types": types})
 
 
-def _swf(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
+def _swf(path: Path, _: Options, stats: ImportStats) -> Iterator[Rows]:
     """Yield rows of SWF; comments count neither as read nor as left out."""
     start_s = 0
     for block in blocks(path):
         if (match := _UNIX_START.search(block.data)) is not None:
             start_s = int(match[1])
-        for rows in rows_of([_single_blanks(block)], _SWF, _NUMBERED, tally, " "):
+        for rows in rows_of([_single_blanks(block)], _SWF, _NUMBERED, stats, " "):
             columns = _known(rows)
             submit, gpus, requested = (numbers(columns[name]) for name in ("submit_s", "gpus", "requested"))
             columns |= {
                 "submit_s": replace(submit, values=submit.values + start_s),
                 "gpus": Cells(np.where(gpus.values > 0, gpus.values, requested.values)),
-                "status": named(rows.of("status"), lambda word: _SWF_STATUSES.get(word, "")),
+                "status": named(rows.of("status"), lambda code: _SWF_STATUSES.get(code, "")),
             }
             parts = truths(compute.is_in(rows.of("status"), value_set=pyarrow.array(["2", "3", "4"])))
             yield replace(rows, columns=columns, is_calendar=start_s > 0, refused={_PARTS: parts})
-    if comments := tally.left_out.pop("empty lines", None):
-        tally.rows -= comments.rows
+    if comments := stats.left_out.pop("empty lines", None):
+        stats.rows -= comments.rows
 
 
 def _single_blanks(block: TextBlock) -> TextBlock:
@@ -333,20 +333,20 @@ def _single_blanks(block: TextBlock) -> TextBlock:
 # ------------------------------------------------------------------------------------------------- jobs and their tasks
 
 
-def _pai_table(path: Path, names: Sequence[str], tally: Tally) -> Iterator[Rows]:
-    return _headless(path, (names,), f"the {len(names)} of the table: {', '.join(names)}", tally, names)
+def _pai_table(path: Path, names: Sequence[str], stats: ImportStats) -> Iterator[Rows]:
+    return _headless(path, (names,), f"the {len(names)} of the table: {', '.join(names)}", stats, names)
 
 
-def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+def _pai(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     """Yield rows of Alibaba PAI; the tasks are read first, and stay in memory: some 100 bytes a job."""
     if options.tasks is None or not options.tasks.is_file():
         problem = "a PAI job's GPUs stand in pai_task_table.csv; put that file beside this one"
         raise InputError(str(path), "", problem)
-    tasks = _tasks(options.tasks, tally)
+    tasks = _tasks(options.tasks, stats)
     jobs = tasks["job"].combine_chunks()
-    for rows in _pai_table(path, _PAI_JOB, tally):
-        place = compute.index_in(rows.of("job_name"), value_set=jobs)
-        own = tasks.take(place)  # nulls of a job without tasks
+    for rows in _pai_table(path, _PAI_JOB, stats):
+        row = compute.index_in(rows.of("job_name"), value_set=jobs)
+        own = tasks.take(row)  # nulls of a job without tasks
         columns = {
             "job_id": rows.of("job_name"),
             "user": rows.of("user"),
@@ -357,19 +357,19 @@ def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
             START: Cells(own["start_s_min"].to_numpy()),
             END: rows.of("end_time"),
         }
-        refused = {"no tasks in the table of tasks": truths(place.is_null())}
+        refused = {"no tasks in the table of tasks": truths(row.is_null())}
         noted = {SHARES: truths(compute.fill_null(own["is_share_max"], False))}
         yield Rows(rows.lines, columns, _TIMED, refused=refused, noted=noted)
 
 
-def _tasks(path: Path, tally: Tally) -> Any:
+def _tasks(path: Path, stats: ImportStats) -> Any:
     """Return the sum of what each job's tasks request."""
-    own = Tally()
+    own = ImportStats()
     tables = [_requests(rows) for rows in _pai_table(path, _PAI_TASK, own)]
-    tally.told.append(f"{own.rows:,} tasks were read from {path.name}")
+    stats.messages.append(f"{own.rows:,} tasks were read from {path.name}")
     for reason, count in own.left_out.items():
-        tally.told.append(f"{path.name}: {count.rows:,} tasks left out, from line {count.first_line} on: {reason}")
-    tally.told += [f"{path.name}: {text}" for text in own.told]
+        stats.messages.append(f"{path.name}: {count.rows:,} tasks left out, from line {count.first_line} on: {reason}")
+    stats.messages += [f"{path.name}: {text}" for text in own.messages]
     table = pyarrow.concat_tables([_requests(Rows(np.empty(0, np.int64), {})), *tables])
     of_job = [("percent", "sum"), ("start_s", "min"), ("type", "max"), ("is_share", "max")]
     return table.group_by("job").aggregate(of_job).combine_chunks()
@@ -403,7 +403,7 @@ class Format:
     """
 
     looks_like: Callable[[str], object]
-    read: Callable[[Path, Options, Tally], Iterator[Rows]]
+    read: Callable[[Path, Options, ImportStats], Iterator[Rows]]
     joins: bool = False
 
 
@@ -435,8 +435,8 @@ def format_of(path: Path, options: Options) -> str:
         raise InputError(str(path), "", f"is JSON; allowed is CSV, with --columns: {remedy}")
     if options.columns:
         return "csv"
-    for name, each in FORMATS.items():
-        if each.looks_like(text):
+    for name, candidate in FORMATS.items():
+        if candidate.looks_like(text):
             return name
     line = text.partition("\n")[0]
     if sacct.ANOTHER_FORM.search(text):

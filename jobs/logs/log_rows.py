@@ -107,7 +107,7 @@ def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], a
     values = mapped(texts, one) if plain is None else unit * plain
     if not (is_odd := np.isinf(values)).any():
         return Cells(values, 0, texts, allowed)
-    return Cells(np.where(is_odd, np.nan, values), UNREAD * is_odd, texts, allowed)
+    return Cells(np.where(is_odd, np.nan, values), np.where(is_odd, UNREAD, 0), texts, allowed)
 
 
 def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_is_nothing: bool = False) -> Cells:
@@ -119,11 +119,11 @@ def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_
         timezone: zone of dates without one, such as `Europe/Berlin`; UTC by default.
         unit_s: unit of numbers, in seconds.
     """
-    given = _given(texts)
-    first = given.is_valid().index(True).as_py()
+    cells = _given(texts)
+    first = cells.is_valid().index(True).as_py()
     form = _time(texts[first].as_py())[1] if first >= 0 else NAIVE
     try:
-        column = given.cast(_KINDS[form])  # trying wrong kinds would be slow
+        column = cells.cast(_KINDS[form])  # trying wrong kinds would be slow
         values = _floats(column) if form == SECONDS else _unix_s(column, timezone if form == NAIVE else None)
         forms = np.where(np.isnan(values), 0, np.where(np.isinf(values), UNREAD, form))
     except (pyarrow.ArrowInvalid, KeyError):
@@ -194,8 +194,8 @@ def mapped(texts: Any, of: Callable[[str], float | tuple[float, ...]]) -> Number
 def named(texts: Any, of: Callable[[str], str]) -> Any:
     """Map each text to a word, computed once per distinct text."""
     coded = texts.dictionary_encode()
-    words = [of(text) for text in coded.dictionary.to_pylist()]
-    return pyarrow.array(words, pyarrow.string()).take(coded.indices)
+    values = [of(text) for text in coded.dictionary.to_pylist()]
+    return pyarrow.array(values, pyarrow.string()).take(coded.indices)
 
 
 def truths(mask: Any) -> Mask:
@@ -204,9 +204,9 @@ def truths(mask: Any) -> Mask:
     return values
 
 
-def status_of(word: str) -> str:
+def status_of(text: str) -> str:
     """Return the normal form of a log's status (`CANCELLED by 1000`, `Pass`); `unknown` if it is not known."""
-    return _STATUSES.get(word.partition(" ")[0].lower().rstrip("+"), "unknown")
+    return _STATUSES.get(text.partition(" ")[0].lower().rstrip("+"), "unknown")
 
 
 def _floats(column: Any) -> Numbers:
@@ -222,7 +222,7 @@ LATEST_S: Final = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 UNITS_S: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 # A row is an attempt of a job, one after which its job went back to the queue, or none.
 ATTEMPT, REQUEUED, OPEN, UNSTARTED = range(4)
-WORDS: Final = ("user", "vc", "gpu_types", "status", "job_class", "whose")
+TEXT_COLUMNS: Final = ("user", "vc", "gpu_types", "status", "job_class", "whose")
 START = "recorded_start_s"
 END = "recorded_end_s"
 ELIGIBLE = "eligible_s"
@@ -285,13 +285,13 @@ class Counts(dict[str, Count]):
 
 
 @dataclass(slots=True)
-class Tally:
+class ImportStats:
     """Statistics of an import: rows read, left out and changed.
 
     Attributes:
         rows: all rows that were read, used or not.
         left_out: rows that made no job; noted: kept rows with changed or doubtful values.
-        told: messages about the file as a whole.
+        messages: about the file as a whole.
         forms: forms of the times of all jobs, each with its first line.
         unread: messages about each unparseable quantity.
     """
@@ -299,14 +299,14 @@ class Tally:
     rows: int = 0
     left_out: Counts = field(default_factory=Counts)
     noted: Counts = field(default_factory=Counts)
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     forms: dict[int, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Return the statistics for JSON."""
         counts = {"left_out": self.left_out.document(), "noted": self.noted.document()}
-        return {"rows": self.rows, **counts, "told": self.told}
+        return {"rows": self.rows, **counts, "told": self.messages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,34 +348,34 @@ def known(values: Numbers) -> Numbers:
     return np.where(values >= 0, values, np.nan)
 
 
-def table_of(rows: Rows, options: Options, tally: Tally) -> Any:
+def table_of(rows: Rows, options: Options, stats: ImportStats) -> Any:
     """Return the rows that make a job, or need later checks; count the others."""
-    many, given = len(rows.lines), rows.columns
-    cells = {name: _cells(rows, name, options) for name in QUANTITIES if name in given}
-    of = dict.fromkeys(QUANTITIES, np.full(many, np.nan)) | {name: each.values for name, each in cells.items()}
+    many, raw = len(rows.lines), rows.columns
+    cells = {name: _cells(rows, name, options) for name in QUANTITIES if name in raw}
+    of = dict.fromkeys(QUANTITIES, np.full(many, np.nan)) | {name: column.values for name, column in cells.items()}
     submit_s = np.where(of[ELIGIBLE] > of["submit_s"], of[ELIGIBLE], of["submit_s"])
     gpus = np.ceil(np.clip(np.nan_to_num(of["gpus"]), 0, MAX_GPUS + 1)).astype(np.int32)
     columns = {
         "submit_s": submit_s,
-        **({"submitted_s": of["submit_s"]} if ELIGIBLE in given else {}),
-        "start_s": of[START] if START in given else submit_s + known(of[WAIT]),
-        "run_s": of["run_s"] if "run_s" in given else of[END] - of[START],
+        **({"submitted_s": of["submit_s"]} if ELIGIBLE in raw else {}),
+        "start_s": of[START] if START in raw else submit_s + known(of[WAIT]),
+        "run_s": of["run_s"] if "run_s" in raw else of[END] - of[START],
         "requested_s": known(of["requested_s"]),
         "gpus": gpus,
         "nodes": np.clip(np.nan_to_num(of["nodes"], nan=1.0), 1, np.maximum(gpus, 1)).astype(np.int32),
         "gpu_milli": np.round(np.clip(np.nan_to_num(of["gpu_share"], nan=1.0), -1, 9) * 1000).astype(np.int16),
         "attempts": np.fmax(of["attempts"], 1).astype(np.int32),
         "kind": _kind(rows, cells),
-        "part": np.broadcast_to(given.get("part", -1), many).astype(np.int16),
-        **({"used_nodes": given["used_nodes"].astype(np.int32)} if "used_nodes" in given else {}),
+        "part": np.broadcast_to(raw.get("part", -1), many).astype(np.int16),
+        **({"used_nodes": raw["used_nodes"].astype(np.int32)} if "used_nodes" in raw else {}),
         "line": rows.lines,
     }
-    kept = pyarrow.array(_kept(rows, cells, columns, tally))
+    is_kept = pyarrow.array(_kept(rows, cells, columns, stats))
     nothing = pyarrow.DictionaryArray.from_arrays(np.zeros(many, np.int32), [""])
-    words = {name: given[name].dictionary_encode() if name in given else nothing for name in WORDS}
-    codes, statuses = words["status"].indices, map(status_of, words["status"].dictionary.to_pylist())
-    words["status"] = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(statuses, pyarrow.string()))
-    return pyarrow.table({**columns, **words, "job_id": given["job_id"].cast(pyarrow.large_string())}).filter(kept)
+    texts = {name: raw[name].dictionary_encode() if name in raw else nothing for name in TEXT_COLUMNS}
+    codes, statuses = texts["status"].indices, map(status_of, texts["status"].dictionary.to_pylist())
+    texts["status"] = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(statuses, pyarrow.string()))
+    return pyarrow.table({**columns, **texts, "job_id": raw["job_id"].cast(pyarrow.large_string())}).filter(is_kept)
 
 
 def _cells(rows: Rows, name: str, options: Options) -> Cells:
@@ -403,7 +403,7 @@ def _kind(rows: Rows, cells: Mapping[str, Cells]) -> NDArray[np.int8]:
     return kind
 
 
-def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], tally: Tally) -> Mask:
+def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], stats: ImportStats) -> Mask:
     """Return a mask of rows to keep: attempts of jobs, and rows about a job that has not begun or not ended."""
     is_attempt, forms = columns["kind"] <= REQUEUED, cells["submit_s"].forms
     is_date = bool(rows.is_calendar) | ((forms & np.int64(NAIVE | ZONED)) > 0)
@@ -411,10 +411,10 @@ def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], ta
     run_s = columns["run_s"]
     gpus = cells["gpus"].values
     unread: dict[bool, dict[str, Mask]] = {True: {}, False: {}}  # by whether it is required
-    for name, each in cells.items():
-        if (where := each.is_unread & is_attempt).any():
-            said = f"unread {QUANTITIES[name]}, such as {each.texts[int(where.argmax())].as_py()!r:.40}"
-            unread[name in rows.required][tally.unread.setdefault(name, f"{said}; write {each.allowed}")] = where
+    for name, column in cells.items():
+        if (where := column.is_unread & is_attempt).any():
+            problem = f"unread {QUANTITIES[name]}, such as {column.texts[int(where.argmax())].as_py()!r:.40}"
+            unread[name in rows.required][stats.unread.setdefault(name, f"{problem}; write {column.allowed}")] = where
     reasons = {
         **rows.refused,
         **({} if "run_s" in cells else {ENDED_FIRST: cells[END].values < cells[START].values}),
@@ -431,12 +431,12 @@ def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], ta
     is_job = is_attempt.copy()
     for reason, where in reasons.items():
         if (left_out := where & is_job).any():
-            tally.left_out.add(reason, rows.lines[left_out])
+            stats.left_out.add(reason, rows.lines[left_out])
             is_job &= ~left_out
     notes = {HELD: columns["submit_s"] > submit_s, BACKWARDS: columns["start_s"] < columns["submit_s"]}
     for what, where in {**rows.noted, **unread[False], **notes}.items():
-        tally.noted.add(what, rows.lines[where & is_job])
+        stats.noted.add(what, rows.lines[where & is_job])
     for name, form in product(TIMES, FORMS):
-        if name in cells and form not in tally.forms and (where := is_job & (cells[name].forms & form > 0)).any():
-            tally.forms[form] = int(rows.lines[where.argmax()])
+        if name in cells and form not in stats.forms and (where := is_job & (cells[name].forms & form > 0)).any():
+            stats.forms[form] = int(rows.lines[where.argmax()])
     return np.asarray(is_job | ~is_attempt)

@@ -18,7 +18,7 @@ import pyarrow
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
-from jobs.logs.log_rows import Lines, Rows, Tally, truths
+from jobs.logs.log_rows import ImportStats, Lines, Rows, truths
 from kit.errors import InputError, nearest
 from kit.files import require_file
 
@@ -99,10 +99,10 @@ def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
 
 def _only_member(path: Path, file: IO[bytes] | gzip.GzipFile) -> IO[bytes]:
     archive = tarfile.open(fileobj=file)  # noqa: SIM115 - as long as the file
-    members = [each for each in archive if each.isfile()]
+    members = [member for member in archive if member.isfile()]
     if len(members) == 1 and (member := archive.extractfile(members[0])) is not None:
         return member
-    names = ", ".join(each.name for each in members[:3])
+    names = ", ".join(member.name for member in members[:3])
     problem = f"holds {len(members)} files ({names:.200}); unpack it (tar -xf), and name the one that is the log"
     raise InputError(str(path), "", problem)
 
@@ -161,18 +161,18 @@ def names_of(line: str, delimiter: str, source: str, required: Iterable[str], re
     names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
     for name in required:
         if not (count := names.count(name)):
-            hint = nearest(name, [each[:100] for each in names[:100] if each])
+            hint = nearest(name, [column[:100] for column in names[:100] if column])
             raise InputError(source, "line 1", f"no column {name!r}; {hint}; {remedy}")
         if count > 1:
             raise InputError(source, "line 1", f"{count} columns {name!r}; name each once")
-    return [name if name and names.index(name) == place else f"#{place}" for place, name in enumerate(names)]
+    return [name if name and names.index(name) == index else f"#{index}" for index, name in enumerate(names)]
 
 
 def rows_of(
-    blocks: Iterable[TextBlock],
+    text_blocks: Iterable[TextBlock],
     names: Sequence[str],
-    wanted: Container[str],
-    tally: Tally,
+    included: Container[str],
+    stats: ImportStats,
     delimiter: str = ",",
     *,
     is_quoted: bool = False,
@@ -185,33 +185,35 @@ def rows_of(
         is_quoted: fields may be in double quotes (and then contain the delimiter); otherwise a quote is a letter.
         always_ends: the log's writer ends each line, so a last line without an end is incomplete.
     """
-    for block in blocks:
-        tally.rows += block.rows
-        block = _utf8(block, tally)
+    for block in text_blocks:
+        stats.rows += block.rows
+        block = _utf8(block, stats)
         separator = delimiter
         unclosed = np.empty(0, np.int64)
         if is_quoted and b'"' in block.data:
             block, unclosed = _without_quotes(block, delimiter)
-            tally.left_out.add("quotes that don't close", unclosed)
+            stats.left_out.add("quotes that don't close", unclosed)
             separator = _UNIT
-        rows = _parsed(block, names, wanted, separator, tally)
+        rows = _parsed(block, names, included, separator, stats)
         is_empty = np.ones(len(rows.lines), bool)  # the parser returns an empty line as a row of empty texts
         for text in rows.columns.values():
             is_empty &= is_empty.any() and truths(compute.equal(text, ""))
         if is_empty.any():
-            tally.left_out.add("empty lines", np.setdiff1d(rows.lines[is_empty], unclosed))
+            stats.left_out.add("empty lines", np.setdiff1d(rows.lines[is_empty], unclosed))
             rows = rows.chosen(~is_empty)
         if block.is_cut:
             last = block.first_line + block.rows - 1
-            tally.told.append(f"line {last:,}, the last, has no line end: if a copy broke off there, copy it again")
+            stats.messages.append(f"line {last:,}, the last, has no line end: if a copy broke off there, copy it again")
             if always_ends:
-                tally.left_out.add(CUT, rows.lines[rows.lines == last])
+                stats.left_out.add(CUT, rows.lines[rows.lines == last])
                 rows = rows.chosen(rows.lines != last)
         if len(rows.lines):
             yield rows
 
 
-def _parsed(block: TextBlock, names: Sequence[str], wanted: Container[str], delimiter: str, tally: Tally) -> Rows:
+def _parsed(
+    block: TextBlock, names: Sequence[str], included: Container[str], delimiter: str, stats: ImportStats
+) -> Rows:
     widths: dict[int, int] = {}  # of lines with another width
 
     def skipped(row: Any) -> str:
@@ -226,18 +228,18 @@ def _parsed(block: TextBlock, names: Sequence[str], wanted: Container[str], deli
         ),
         arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(names, pyarrow.string()),
-            include_columns=[name for name in names if name in wanted],
+            include_columns=[name for name in names if name in included],
             strings_can_be_null=False,
         ),
     )
     lines = np.arange(block.first_line, block.first_line + block.rows)
     odd, width = np.array(list(widths), np.int64) - 1, np.array(list(widths.values()), np.int64)
-    tally.left_out.add(f"fewer than {len(names)} fields", lines[odd[width < len(names)]])
-    tally.left_out.add(f"more than {len(names)} fields", lines[odd[width > len(names)]])
+    stats.left_out.add(f"fewer than {len(names)} fields", lines[odd[width < len(names)]])
+    stats.left_out.add(f"more than {len(names)} fields", lines[odd[width > len(names)]])
     return Rows(np.delete(lines, odd), {name: table[name].combine_chunks() for name in table.column_names})
 
 
-def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
+def _utf8(block: TextBlock, stats: ImportStats) -> TextBlock:
     """Escape bytes that are not UTF-8, so that no two names become equal."""
     if block.data.isascii():
         return block
@@ -245,7 +247,7 @@ def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
     if written != block.data:
         lines = zip(block.data.split(b"\n"), written.split(b"\n"), strict=True)
         odd = [number for number, (was, now) in enumerate(lines, block.first_line) if was != now]
-        tally.noted.add("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
+        stats.noted.add("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
     return replace(block, data=written)
 
 

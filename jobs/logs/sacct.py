@@ -25,11 +25,11 @@ from jobs.logs.log_rows import (
     REQUEUED,
     START,
     Cells,
+    ImportStats,
     Mask,
     Numbers,
     Options,
     Rows,
-    Tally,
     durations,
     mapped,
     named,
@@ -71,7 +71,7 @@ CLOCK_CHANGED: Final = (
 _ODD_ELAPSED: Final = "ElapsedRaw is no number: End - Start instead"
 
 
-def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+def read(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     """Yield the log's rows; each is one attempt of a job."""
     line, rest = first_line(path)
     id_name = next((name for name in _IDS if name in line.split("|")), "JobIDRaw")
@@ -80,34 +80,34 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     if not set(_GPUS_OF) & set(names) and options.gpus_per_node is None:
         problem = "neither ReqTRES nor AllocTRES, which name the GPUs; add them to sacct's --format, or give "
         raise InputError(str(path), "line 1", problem + "--gpus-per-node N where jobs have whole nodes (with NNodes)")
-    options = only_where_needed(path, options, tally)
+    options = only_where_needed(path, options, stats)
     if "Eligible" not in names:
-        tally.told.append(f"no column Eligible: {NOT_ELIGIBLE}")
-    for rows in rows_of(rest, names, _WANTED, tally, "|", always_ends=True):
+        stats.messages.append(f"no column Eligible: {NOT_ELIGIBLE}")
+    for rows in rows_of(rest, names, _WANTED, stats, "|", always_ends=True):
         yield _attempts(rows, options)
 
 
-def only_where_needed(path: Path, options: Options, tally: Tally) -> Options:
+def only_where_needed(path: Path, options: Options, stats: ImportStats) -> Options:
     """Return options without `--gpus-per-node` if the log names GPUs: a row without any is then a job without GPUs."""
     if options.gpus_per_node is None or not any(_SOME_GPUS.search(block.data) for block in blocks(path)):
         return options
-    tally.told.append("rows of this log name GPUs, so a row that names none has none: --gpus-per-node was not used")
+    stats.messages.append("rows of this log name GPUs, so a row that names none has none: --gpus-per-node was not used")
     return replace(options, gpus_per_node=None)
 
 
 def _attempts(rows: Rows, options: Options) -> Rows:
     """Build attempts of jobs from columns with `sacct`'s names."""
-    given = rows.columns
-    id_name = next(name for name in _IDS if name in given)
-    state = named(rows.of("State"), lambda word: word.partition(" ")[0].upper())
+    raw = rows.columns
+    id_name = next(name for name in _IDS if name in raw)
+    state = named(rows.of("State"), lambda text: text.partition(" ")[0].upper())
     cells = {
-        name: times(given[own], options.timezone, zero_is_nothing=True) for name, own in _TIMES.items() if own in given
+        name: times(raw[own], options.timezone, zero_is_nothing=True) for name, own in _TIMES.items() if own in raw
     }
     start_s, end_s = cells[START].values, cells[END].values
     sizes, noted_sizes = _sizes(rows, options)
     ids, part = _het(rows, id_name)
     run_s, noted = _elapsed(rows, end_s - start_s)
-    limit = durations(rows.of("TimelimitRaw" if "TimelimitRaw" in given else "Timelimit"), 60)
+    limit = durations(rows.of("TimelimitRaw" if "TimelimitRaw" in raw else "Timelimit"), 60)
     columns = {
         **cells,
         "job_id": ids,
@@ -169,19 +169,19 @@ def _sizes(rows: Rows, options: Options) -> tuple[dict[str, Any], dict[str, Mask
     return columns, {FILLED: is_filled, MORE: (asked_gpus > 0) & (gpus > asked_gpus)}
 
 
-def keep_asked_nodes(numbers: dict[str, NDArray[Any]], tally: Tally) -> None:
+def keep_asked_nodes(columns: dict[str, NDArray[Any]], stats: ImportStats) -> None:
     """Keep the requested nodes of jobs that requested more than their GPUs need, and ran on more; of all rows.
 
     The largest use of one node by a job determines a node's GPUs.
     """
-    gpus, used, asked, lines = (numbers[name] for name in ("gpus", "used_nodes", "nodes", "line"))
-    is_job = (numbers["kind"] <= REQUEUED) & (used > 0)
+    gpus, used, asked, lines = (columns[name] for name in ("gpus", "used_nodes", "nodes", "line"))
+    is_job = (columns["kind"] <= REQUEUED) & (used > 0)
     of_a_node = np.ceil(np.divide(gpus, used, out=np.ones(len(gpus)), where=is_job)).max(initial=1.0)
     needed = np.ceil(gpus / of_a_node)
     is_spread, is_asked = is_job & (used > needed), asked > needed
-    tally.noted.add(SPREAD, lines[is_spread & ~is_asked])
-    tally.noted.add(ASKED, lines[is_spread & is_asked])
-    numbers["nodes"] = np.where(is_spread & is_asked, asked, np.int32(1))
+    stats.noted.add(SPREAD, lines[is_spread & ~is_asked])
+    stats.noted.add(ASKED, lines[is_spread & is_asked])
+    columns["nodes"] = np.where(is_spread & is_asked, asked, np.int32(1))
 
 
 def count_of(tres: str) -> float:
@@ -193,8 +193,8 @@ def count_of(tres: str) -> float:
 
 def nodes_of(tres: str) -> float:
     """Return the least number of nodes that a text of TRES implies; 0 if it has none."""
-    found = _NODES.search(tres)
-    return float(found[1]) if found else 0.0
+    match = _NODES.search(tres)
+    return float(match[1]) if match else 0.0
 
 
 def types_of(tres: str) -> str:
@@ -224,17 +224,17 @@ _UNIT: Final = "\x1f"
 _KEY: Final = re.compile(r"(?:^| )([A-Za-z_]+)=")
 
 
-def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+def read_jobcomp(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     """Yield the log's rows; each is one attempt of a job."""
     keys = [key for key in dict.fromkeys(_KEY.findall(first_line(path)[0])) if key in _KNOWN]
     for key in _KEYS:
         if key not in keys:
             raise InputError(str(path), "line 1", f"no {key}=; needed are {'=, '.join(_KEYS)}=")
-    options = only_where_needed(path, options, tally)
+    options = only_where_needed(path, options, stats)
     separated = (replace(block, data=_separated(block.data, keys)) for block in blocks(path))
-    for rows in rows_of(separated, keys, _AS_SACCT, tally, _UNIT, always_ends=True):
+    for rows in rows_of(separated, keys, _AS_SACCT, stats, _UNIT, always_ends=True):
         right = np.all([truths(compute.starts_with(text, f"{key}=")) for key, text in rows.columns.items()], axis=0)
-        tally.left_out.add("keys in another order than on the first line", rows.lines[~right])
+        stats.left_out.add("keys in another order than on the first line", rows.lines[~right])
         if right.any():
             yield _attempts(_as_sacct(rows.chosen(right)), options)
 
@@ -245,11 +245,11 @@ def _separated(data: bytes, keys: Sequence[str]) -> bytes:
     blanks = np.flatnonzero(text == 32)
     first_two = text[blanks + 1].astype(np.uint16) * 256 + text[blanks + 2]
     for key in keys[1:]:
-        word = f"{key}=".encode()
-        places = blanks[first_two == word[0] * 256 + word[1]]
-        for index in range(2, len(word)):
-            places = places[text[places + 1 + index] == word[index]]
-        text[places] = ord(_UNIT)
+        prefix = f"{key}=".encode()
+        starts = blanks[first_two == prefix[0] * 256 + prefix[1]]
+        for index in range(2, len(prefix)):
+            starts = starts[text[starts + 1 + index] == prefix[index]]
+        text[starts] = ord(_UNIT)
     return text[:-32].tobytes()
 
 

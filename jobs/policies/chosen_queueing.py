@@ -101,7 +101,7 @@ _MOST: Final = 1.0 - _EPS
 _LARGEST: Final = 8.0  # decimal logarithm of GPU seconds
 Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]
-Seen = NDArray[np.float32]
+Inputs = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +132,7 @@ class View:
         return len(self.jobs)
 
     @property
-    def seen(self) -> Seen:
+    def inputs(self) -> Inputs:
         """(n, 8) What RLTune's network observes of each job (`NAMES`); computed on demand.
 
         Seven numbers are RLTune's (Dongare et al., arXiv 2512.10271; the authors' code). Of these, only age, GPUs and
@@ -157,10 +157,10 @@ class View:
 
 
 Chooser = Callable[[View], int]
-"""Choice of the next job: its place in the view, or `WAIT`."""
+"""Choice of the next job: its row in the view, or `WAIT`."""
 
 Mapper = Callable[[View, int, Sequence[Sequence[Pool]]], tuple[Pool, Allocation]]
-"""Placement of a chosen job that fits: from a view of all waiting jobs, its place in it, and each job's pools."""
+"""Placement of a chosen job that fits: from a view of all waiting jobs, its row in it, and each job's pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,10 @@ class Choices:
     def choice(self, line: CompetingClasses, ledger: JobLedger) -> None:
         """Start chosen jobs until none fits or the chooser waits."""
         while any(_fits(waiting, ledger.search) for waiting in line.classes if waiting.count):
-            chosen = self._chosen(line, ledger)
-            if chosen is None:
+            choice = self._choose(line, ledger)
+            if choice is None:
                 return
-            self._start(*chosen, line, ledger)
+            self._start(*choice, line, ledger)
 
     def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, ledger: JobLedger) -> None:
         placement = _room(waiting, ledger.search)
@@ -198,11 +198,11 @@ class Choices:
             classes = _those_waiting(line, ledger)
             jobs, number = _in_order(classes)
             view = self._view(line, classes, jobs, number, ledger)
-            place = int((jobs == job).argmax())
-            placement = self._mapper(view, place, [classes[of].pools for of in number])
+            row = int((jobs == job).argmax())
+            placement = self._mapper(view, row, [classes[of].pools for of in number])
         ledger.start(waiting, int(np.searchsorted(waiting.jobs, job)), *placement)
 
-    def _chosen(self, line: CompetingClasses, ledger: JobLedger) -> tuple[WaitingClass, int] | None:
+    def _choose(self, line: CompetingClasses, ledger: JobLedger) -> tuple[WaitingClass, int] | None:
         """Return the chosen job's class and number; None if no job is chosen now."""
         classes = _those_waiting(line, ledger)
         if self._chooser is None:
@@ -211,24 +211,21 @@ class Choices:
             return first, int(first.jobs[first.head])
         jobs, number = _in_order(classes)
         view = self._view(line, classes, jobs, number, ledger)
-        place = self._chooser(view)
-        if place == WAIT:
+        row = self._chooser(view)
+        if row == WAIT:
             assert view.can_wait, "nobody was chosen where nothing will happen"
             return None
-        assert view.may[place], "somebody was chosen who may not be"
-        return classes[number[place]], int(jobs[place])
+        assert view.may[row], "somebody was chosen who may not be"
+        return classes[number[row]], int(jobs[row])
 
     # -------------------------------------------------------------------------------------------------------- views
 
     def _view(
-        self,
-        line: CompetingClasses,
-        classes: Sequence[WaitingClass],
-        jobs: Counts,
-        number: Counts,
-        ledger: JobLedger,
+        self, line: CompetingClasses, classes: Sequence[WaitingClass], jobs: Counts, number: Counts, ledger: JobLedger
     ) -> View:
-        of_pool, fields = self._known_fields(line.classes)
+        if self._fields[0] != len(line.classes):
+            self._fields = len(line.classes), *_joined(line.classes)
+        _, of_pool, fields = self._fields
         counts = {pool.index: pool.counts for field in fields for pool in field}
         chances = np.array([_chances(waiting, counts, of_pool, ledger.search) for waiting in classes], np.int64)[number]
         return View(
@@ -243,14 +240,6 @@ class Choices:
             states=np.array([_state(field, counts) for field in fields], np.float64),
             largest_node=max(pool.size for field in fields for pool in field),
         )
-
-    def _known_fields(self, classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[Pool]]]:
-        """Return each pool's field, and each field's pools: those connected by jobs that may use several of them."""
-        many, of_pool, fields = self._fields
-        if many != len(classes):
-            of_pool, fields = _joined(classes)
-            self._fields = len(classes), of_pool, fields
-        return of_pool, fields
 
 
 def _those_waiting(line: CompetingClasses, ledger: JobLedger) -> list[WaitingClass]:
@@ -283,12 +272,13 @@ def _in_order(classes: Sequence[WaitingClass]) -> tuple[Counts, Counts]:
 
 
 def _joined(classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[Pool]]]:
+    """Return each pool's field, and each field's pools: those connected by jobs that may use several of them."""
     fields: list[dict[int, Pool]] = []
     for waiting in classes:
         by_index = {pool.index: pool for pool in waiting.pools}
-        for met in [each for each in fields if each.keys() & by_index.keys()]:
-            by_index |= met
-            fields.remove(met)
+        for overlapping in [field for field in fields if field.keys() & by_index.keys()]:
+            by_index |= overlapping
+            fields.remove(overlapping)
         fields.append(by_index)
     of_pool = {index: number for number, field in enumerate(fields) for index in field}
     return of_pool, [list(field.values()) for field in fields]
@@ -306,7 +296,9 @@ def _chances(
 def _state(pools: Sequence[Pool], counts: dict[int, tuple[int, ...]]) -> tuple[int, int, int, int]:
     """Return a field's free GPUs, all GPUs, nodes and partly used nodes."""
     partly_used = sum(sum(counts[pool.index][1:-1]) for pool in pools)
-    return sum(p.free_gpus for p in pools), sum(p.gpus for p in pools), sum(len(p.nodes) for p in pools), partly_used
+    columns = zip(*((pool.free_gpus, pool.gpus, len(pool.nodes)) for pool in pools), strict=True)
+    free, gpus, nodes = map(sum, columns)
+    return free, gpus, nodes, partly_used
 
 
 # ------------------------------------------------------------------------------------------ placement of the chosen job
@@ -319,7 +311,7 @@ Scores = Callable[[View], NDArray[Any]]
 
 
 class Candidate(NamedTuple):
-    """One possible placement of a job: a pool, and places there."""
+    """One possible placement of a job: a pool, and nodes there."""
 
     pool: Pool
     allocation: Allocation
@@ -342,8 +334,8 @@ class Nodes:
     def taken(self, candidate: Candidate) -> NDArray[np.int64]:
         """Return (N,) GPUs that a candidate takes of each node."""
         row = np.zeros(len(self.free), np.int64)
-        for place, gpus in candidate.allocation:
-            row[self.first[candidate.pool.index] + place] = gpus
+        for position, gpus in candidate.allocation:
+            row[self.first[candidate.pool.index] + position] = gpus
         return row
 
 
@@ -352,26 +344,26 @@ class Nodes:
 
 def candidates(pools: Sequence[Pool], gpus: int) -> list[Candidate]:
     """Return four candidates at most: (fewest nodes, one more) x (least fragmentation, best balance), each once."""
-    by_place: dict[tuple[int, Allocation], Candidate] = {}
+    by_allocation: dict[tuple[int, Allocation], Candidate] = {}
     for more in (0, 1) if gpus > 1 else (0,):
-        laid = [(pool, each) for pool in pools for each in _laid(pool, gpus, more)]
+        laid = [(pool, allocation) for pool in pools for allocation in _laid(pool, gpus, more)]
         if not laid:
             continue
-        keyed = [(*_merits(pool, each), (pool.index, each), pool) for pool, each in laid]
+        keyed = [(*_merits(pool, allocation), (pool.index, allocation), pool) for pool, allocation in laid]
         for best in (min(keyed, key=lambda one: one[:4]), min(keyed, key=lambda one: (one[2], *one[:2], one[3]))):
-            by_place.setdefault(best[3], Candidate(best[4], best[3][1]))
-    return list(by_place.values())
+            by_allocation.setdefault(best[3], Candidate(best[4], best[3][1]))
+    return list(by_allocation.values())
 
 
 def _laid(pool: Pool, gpus: int, more: int) -> Iterator[Allocation]:
     """Yield placements on `more` nodes above the fewest; of equally free nodes those with the lowest numbers."""
-    of_free: dict[int, list[int]] = {}
-    for place, free in enumerate(pool.free):
-        if pool.is_up(place):
-            of_free.setdefault(free, []).append(place)
-    for way in uses(pool.counts, gpus, pool.fewest_nodes(gpus) + more, keeps_whole=bool(more)):
+    nodes: dict[int, list[int]] = {}
+    for position, free in enumerate(pool.free):
+        if pool.is_up(position):
+            nodes.setdefault(free, []).append(position)
+    for use in uses(pool.counts, gpus, pool.fewest_nodes(gpus) + more, keeps_whole=bool(more)):
         yield tuple(
-            sorted((place, take) for free, parts in way for place, take in zip(of_free[free], parts, strict=False))
+            sorted((position, used) for free, parts in use for position, used in zip(nodes[free], parts, strict=False))
         )
 
 
@@ -379,8 +371,8 @@ def _merits(pool: Pool, allocation: Allocation) -> tuple[int, int, float]:
     """Return by how much partly used nodes, GPUs used on them, and the variance of utilization grow."""
     before = np.array(pool.free)
     after = before.copy()
-    for place, gpus in allocation:
-        after[place] -= gpus
+    for position, gpus in allocation:
+        after[position] -= gpus
     partly = []
     used = []
     spread = []
@@ -416,38 +408,38 @@ class Programme:
         still = self.free[~is_touched]
         size = self.size[is_touched]
         largest = int(self.size.max())
-        chosen = np.arange(len(self.takes[0]))
-        free, cost = self.free[is_touched] - self.takes[0][:, is_touched], _TIE * chosen
+        candidate = np.arange(len(self.takes[0]))
+        free, cost = self.free[is_touched] - self.takes[0][:, is_touched], _TIE * candidate
         for takes in self.takes[1:]:
-            ways = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first row: not placed
-            rows, way = np.nonzero((free[:, None] >= ways).all(axis=2))
-            free = free[rows] - ways[way]
-            cost = cost[rows] - g * (way > 0)
-            chosen = chosen[rows]
+            options = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first row: not placed
+            rows, option = np.nonzero((free[:, None] >= options).all(axis=2))
+            free = free[rows] - options[option]
+            cost = cost[rows] - np.where(option > 0, g, 0.0)
+            candidate = candidate[rows]
         most = np.maximum(free.max(axis=1, initial=0), still.max(initial=0))
         least = np.minimum(free.min(axis=1, initial=largest), still.min(initial=largest))
         cost = cost + b * (most - least) + a * ((free > 0) & (free < size)).sum(axis=1)
-        return int(chosen[cost.argmin()])
+        return int(candidate[cost.argmin()])
 
 
 # ------------------------------------------------------------------------------------------------------------ mappers
 
 
-def _lay(scores: Scores, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
+def _lay(scores: Scores, view: View, row: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
     """Place a job jointly with those next in line."""
-    options = candidates(pools[place], int(view.gpus[place]))
+    options = candidates(pools[row], int(view.gpus[row]))
     if len(options) == 1:
         return options[0]
-    following = [int(other) for other in np.argsort(-scores(view), kind="stable") if other != place][:FOLLOWING]
-    met = {pool.index: pool for job in (place, *following) for pool in pools[job]}
-    nodes = Nodes(list(met.values()))
-    beside = {pool.index: pool.clone() for pool in met.values()}
-    beside[options[0].pool.index].take(options[0].allocation)
-    takes = [np.stack([nodes.taken(each) for each in options])]
+    following = [int(other) for other in np.argsort(-scores(view), kind="stable") if other != row][:FOLLOWING]
+    by_index = {pool.index: pool for job in (row, *following) for pool in pools[job]}
+    nodes = Nodes(list(by_index.values()))
+    clones = {pool.index: pool.clone() for pool in by_index.values()}
+    clones[options[0].pool.index].take(options[0].allocation)
+    takes = [np.stack([nodes.taken(candidate) for candidate in options])]
     for job in following:
-        gpus, wanted = int(view.gpus[job]), pools[job]
-        after = candidates([beside[pool.index] for pool in wanted], gpus)
-        rows = [nodes.taken(each) for each in (*candidates(wanted, gpus), *after)]
+        gpus, job_pools = int(view.gpus[job]), pools[job]
+        after = candidates([clones[pool.index] for pool in job_pools], gpus)
+        rows = [nodes.taken(candidate) for candidate in (*candidates(job_pools, gpus), *after)]
         if rows:
             takes.append(np.unique(np.stack(rows), axis=0))
         if after:

@@ -144,7 +144,7 @@ Rest = Literal["fullest", "emptiest", "lowest"]  # which node to prefer among th
 class Pool:
     """Equal nodes of one type and VC.
 
-    Methods identify nodes by their place in the pool (0, 1, ...); `nodes` has their numbers in the cluster.
+    Methods identify nodes by their position in the pool (0, 1, ...); `nodes` has their numbers in the cluster.
     """
 
     __slots__ = ("_down", "_sets", "free", "free_gpus", "gpu_type", "index", "nodes", "size", "vc")
@@ -170,9 +170,9 @@ class Pool:
         """(size + 1,) The number of nodes in service that have 0, 1, ... free GPUs."""
         return tuple([nodes.bit_count() for nodes in self._sets])
 
-    def is_up(self, place: int) -> bool:
+    def is_up(self, position: int) -> bool:
         """Return whether a node is in service."""
-        return not self._down >> place & 1
+        return not self._down >> position & 1
 
     def fewest_nodes(self, gpus: int, nodes: int = 1) -> int:
         """Return the least number of nodes that such a gang must use, given its own minimum."""
@@ -196,17 +196,17 @@ class Pool:
     def with_free(self, free: Sequence[int]) -> Pool:
         """Return a copy whose nodes have these numbers of free GPUs."""
         other = self.clone()
-        for place, (mine, wanted) in enumerate(zip(self.free, free, strict=True)):
-            if mine != wanted:
-                other.move(place, wanted - mine)
+        for position, (mine, target) in enumerate(zip(self.free, free, strict=True)):
+            if mine != target:
+                other.move(position, target - mine)
         return other
 
-    def move(self, place: int, gpus: int) -> None:
+    def move(self, position: int, gpus: int) -> None:
         """Free GPUs of a node (below 0: take them)."""
-        before = self.free[place]
-        after = self.free[place] = before + gpus
+        before = self.free[position]
+        after = self.free[position] = before + gpus
         assert 0 <= after <= self.size, "GPUs taken or freed twice"
-        bit = 1 << place
+        bit = 1 << position
         if not self._down & bit:
             self._sets[before] ^= bit
             self._sets[after] |= bit
@@ -214,22 +214,22 @@ class Pool:
 
     def take(self, allocation: Allocation) -> None:
         """Mark the GPUs of an allocation as used."""
-        for place, gpus in allocation:
-            self.move(place, -gpus)
+        for position, gpus in allocation:
+            self.move(position, -gpus)
 
     def give(self, allocation: Allocation) -> None:
         """Mark the GPUs of an allocation as free."""
-        for place, gpus in allocation:
-            self.move(place, gpus)
+        for position, gpus in allocation:
+            self.move(position, gpus)
 
-    def set_down(self, place: int, is_down: bool) -> None:
+    def set_down(self, position: int, is_down: bool) -> None:
         """Take a node out of service, or return it to service."""
-        bit = 1 << place
+        bit = 1 << position
         if bool(self._down & bit) == is_down:
             return
         self._down ^= bit
-        self._sets[self.free[place]] ^= bit
-        self.free_gpus += -self.free[place] if is_down else self.free[place]
+        self._sets[self.free[position]] ^= bit
+        self.free_gpus += -self.free[position] if is_down else self.free[position]
 
     # ------------------------------------------------------------------------------------------------------ searches
 
@@ -245,62 +245,62 @@ class Pool:
         """Place a gang on the fewest nodes: whole ones, and the remainder on one that has room."""
         sets, size = self._sets, self.size
         if gpus < size:
-            place = _place(sets, gpus, size, rest)
-            return None if place < 0 else ((place, gpus),)
+            position = _place(sets, gpus, size, rest)
+            return None if position < 0 else ((position, gpus),)
         whole, left = divmod(gpus, size)
         empty = sets[size]
         if empty.bit_count() < whole:
             return None
-        chosen = []
-        for place in _bits(empty):
-            chosen.append((place, size))
-            if len(chosen) == whole:
+        allocation = []
+        for position in _bits(empty):
+            allocation.append((position, size))
+            if len(allocation) == whole:
                 break
         if left:
-            for place, _ in chosen:
-                empty ^= 1 << place
-            place = _place([*sets[:size], empty], left, size, rest)
-            if place < 0:
+            for position, _ in allocation:
+                empty ^= 1 << position
+            position = _place([*sets[:size], empty], left, size, rest)
+            if position < 0:
                 return None
-            chosen.append((place, left))
-            chosen.sort()
-        return tuple(chosen)
+            allocation.append((position, left))
+            allocation.sort()
+        return tuple(allocation)
 
     def even(self, gpus: int, nodes: int, rest: Rest) -> Allocation | None:
         """Place a gang on exactly this many nodes, with GPU counts that differ by at most one."""
-        sets, chosen = self._sets.copy(), []
+        sets, allocation = self._sets.copy(), []
         least, more = divmod(gpus, nodes)
         for number in range(nodes):
             part = least + 1 if number < more else least
-            place = _place(sets, part, self.size, rest)
-            if place < 0:
+            position = _place(sets, part, self.size, rest)
+            if position < 0:
                 return None
-            sets[self.free[place]] ^= 1 << place
-            chosen.append((place, part))
-        return tuple(sorted(chosen))
+            sets[self.free[position]] ^= 1 << position
+            allocation.append((position, part))
+        return tuple(sorted(allocation))
 
     def spread(self, gpus: int) -> Allocation | None:
         """Place a gang on as few nodes as possible, the emptiest first."""
         if gpus > self.free_gpus:
             return None
-        chosen, left = [], gpus
+        allocation, left = [], gpus
         for free in range(self.size, 0, -1):
-            for place in _bits(self._sets[free]):
-                chosen.append((place, min(free, left)))
-                left -= chosen[-1][1]
+            for position in _bits(self._sets[free]):
+                allocation.append((position, min(free, left)))
+                left -= allocation[-1][1]
                 if not left:
-                    return tuple(sorted(chosen))
+                    return tuple(sorted(allocation))
         raise AssertionError("fewer GPUs are free than were counted")
 
 
 def _place(sets: Sequence[int], gpus: int, size: int, rest: Rest) -> int:
     """Return the first node with enough free GPUs: of the fullest, the emptiest, or of all; -1 if there is none."""
-    rooms = 0
+    nodes = 0
     for free in range(size, gpus - 1, -1) if rest == "emptiest" else range(gpus, size + 1):
-        rooms |= sets[free]
-        if rooms and rest != "lowest":
+        nodes |= sets[free]
+        if nodes and rest != "lowest":
             break
-    return (rooms & -rooms).bit_length() - 1
+    return (nodes & -nodes).bit_length() - 1
 
 
 def _bits(number: int) -> Iterator[int]:
@@ -326,7 +326,7 @@ class Cluster:
             for index, ((gpu_type, vc, size), nodes) in enumerate(members.items())
         ]
         self.nodes = count
-        self._places = {node: (pool, place) for pool in self.pools for place, node in enumerate(pool.nodes)}
+        self._positions = {node: (pool, position) for pool in self.pools for position, node in enumerate(pool.nodes)}
 
     @property
     def gpus(self) -> int:
@@ -334,8 +334,8 @@ class Cluster:
         return sum(pool.gpus for pool in self.pools)
 
     def where(self, node: int) -> tuple[Pool, int]:
-        """Return a node's pool, and its place there."""
-        return self._places[node]
+        """Return a node's pool, and its position there."""
+        return self._positions[node]
 
     def open_to(self, vc: str, gpu_types: Sequence[str]) -> list[Pool]:
         """Return the pools that a job of this VC with these allowed types (empty: any) may use, whatever its size."""
@@ -428,12 +428,12 @@ class GpuSlots:
         self._free = {node: set(range(pool.size)) for pool in cluster.pools for node in pool.nodes}
         self._class_of: dict[int, str] = {}
         self._held: dict[int, tuple[Allocation, Slots]] = {}  # by nodes of the cluster
-        known = variability.by_class if is_aware else {}
+        by_class = variability.by_class if is_aware else {}
         self._slow_first = {  # by the mean of all classes, for insensitive jobs
-            node: [sum(factors[node][gpu] for factors in known.values()) / max(len(known), 1) for gpu in gpus]
+            node: [sum(factors[node][gpu] for factors in by_class.values()) / max(len(by_class), 1) for gpu in gpus]
             for node, gpus in self._free.items()
         }
-        self._fast_first = {name: factors for name, factors in known.items() if variability.is_sensitive(name)}
+        self._fast_first = {name: factors for name, factors in by_class.items() if variability.is_sensitive(name)}
 
     def arrive(self, job: int, job_class: str) -> None:
         """Register the class of a job that will request GPUs."""
@@ -441,7 +441,7 @@ class GpuSlots:
 
     def take(self, job: int, pool: Pool, allocation: Allocation) -> tuple[Slots, float]:
         """Allocate GPUs on these nodes of a pool; returns them and the job's factor, as far as it is known (or 1)."""
-        nodes = tuple([(pool.nodes[place], gpus) for place, gpus in allocation])
+        nodes = tuple([(pool.nodes[position], gpus) for position, gpus in allocation])
         slots = tuple(tuple(sorted(self._ranked(job, node)[:gpus])) for node, gpus in nodes)
         for (node, gpus), taken in zip(nodes, slots, strict=True):
             assert len(taken) == gpus, "a GPU is used twice"
@@ -458,29 +458,30 @@ class GpuSlots:
     def search(self, job: int, pool: Pool, gpus: int) -> Allocation | None:
         """Return the nodes whose GPUs a job would prefer given their factors, as few as possible."""
         whole, rest = divmod(gpus, pool.size)
-        room = {place: free for place, free in enumerate(pool.free) if free and pool.is_up(place)}
-        chosen = self._best(job, pool, [place for place, free in room.items() if free == pool.size], pool.size)[:whole]
-        if len(chosen) < whole:
+        room = {position: free for position, free in enumerate(pool.free) if free and pool.is_up(position)}
+        empty = [position for position, free in room.items() if free == pool.size]
+        whole_nodes = self._best(job, pool, empty, pool.size)[:whole]
+        if len(whole_nodes) < whole:
             return None
-        allocation = [(place, pool.size) for place in chosen]
+        allocation = [(position, pool.size) for position in whole_nodes]
         if rest:
-            last = [place for place, free in room.items() if free >= rest and place not in chosen]
+            last = [position for position, free in room.items() if free >= rest and position not in whole_nodes]
             if not last:
                 return None
             allocation.append((self._best(job, pool, last, rest)[0], rest))
         return tuple(sorted(allocation))
 
-    def _best(self, job: int, pool: Pool, places: list[int], gpus: int) -> list[int]:
+    def _best(self, job: int, pool: Pool, positions: list[int], gpus: int) -> list[int]:
         """Return nodes by the last GPU that the job would take; equal ones the fullest first; empty ones after all.
 
         PAL takes the fastest GPU on any node. Small jobs would then occupy empty nodes for which gangs wait.
         """
 
-        def merit(place: int) -> tuple[bool, float, int, int]:
-            node, free = pool.nodes[place], pool.free[place]
-            return free == pool.size, self._rank(job, node, self._ranked(job, node)[gpus - 1]), free, place
+        def merit(position: int) -> tuple[bool, float, int, int]:
+            node, free = pool.nodes[position], pool.free[position]
+            return free == pool.size, self._rank(job, node, self._ranked(job, node)[gpus - 1]), free, position
 
-        return sorted(places, key=merit)
+        return sorted(positions, key=merit)
 
     def _ranked(self, job: int, node: int) -> list[int]:
         """Return the free GPUs of a node, in the order in which the job would take them."""
@@ -512,9 +513,9 @@ def is_share(share: NDArray[np.float64], gpus: NDArray[Any]) -> NDArray[np.bool_
 
 @dataclass(slots=True)
 class _Shared:
-    """A GPU that jobs share: its node's place in the pool, and its remainder."""
+    """A GPU that jobs share: its node's position in the pool, and its remainder."""
 
-    place: int
+    position: int
     left_milli: int = WHOLE_MILLI
 
 
@@ -527,17 +528,17 @@ class SharedGpus:
 
     def find(self, pool: Pool, milli: int, search: Search) -> Allocation | None:
         """Find room for a share: next to others, with the least remainder; otherwise on a whole GPU."""
-        best = self._best([each for each in self._of_pool.get(pool.index, ()) if pool.is_up(each.place)], milli)
-        return search(pool, 1, 1) if best is None else ((best.place, 1),)
+        best = self._best([each for each in self._of_pool.get(pool.index, ()) if pool.is_up(each.position)], milli)
+        return search(pool, 1, 1) if best is None else ((best.position, 1),)
 
     def take(self, job: int, pool: Pool, allocation: Allocation, milli: int) -> None:
         """Allocate a share on the node that was found."""
-        ((place, _),) = allocation
+        ((position, _),) = allocation
         shared = self._of_pool.setdefault(pool.index, [])
-        gpu = self._best([each for each in shared if each.place == place], milli)
+        gpu = self._best([each for each in shared if each.position == position], milli)
         if gpu is None:
-            pool.move(place, -1)
-            gpu = _Shared(place)
+            pool.move(position, -1)
+            gpu = _Shared(position)
             shared.append(gpu)
         gpu.left_milli -= milli
         self._of_job[job] = gpu, milli
@@ -551,14 +552,14 @@ class SharedGpus:
         assert gpu.left_milli <= WHOLE_MILLI, "a share was freed twice"
         if gpu.left_milli == WHOLE_MILLI:
             self._of_pool[pool.index] = [each for each in self._of_pool[pool.index] if each is not gpu]
-            pool.move(gpu.place, 1)
+            pool.move(gpu.position, 1)
         return True
 
     @staticmethod
     def _best(shared: list[_Shared], milli: int) -> _Shared | None:
         """Return the GPU with the least remainder; among equals on the first node, and there the one shared longest."""
         fitting = [each for each in shared if each.left_milli >= milli]
-        return min(fitting, key=lambda each: (each.left_milli, each.place), default=None)
+        return min(fitting, key=lambda each: (each.left_milli, each.position), default=None)
 
 
 # ----------------------------------------------------------------------------------------------------------- placements

@@ -154,7 +154,7 @@ class JobLedger:
         left_ns = np.maximum(book.estimate_ns[jobs] - book.done_ns[jobs], 1)
         speed = waiting.speeds[waiting.pools.index(pool)]
         at_speed_ns = left_ns if speed == 1.0 else np.ceil(left_ns / speed).astype(np.int64)
-        return np.asarray(at_speed_ns + (book.begun[jobs] > 0) * self.policy.knobs.restart_ns)
+        return np.asarray(at_speed_ns + np.where(book.begun[jobs] > 0, self.policy.knobs.restart_ns, 0))
 
     def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
         """Return the estimated ends of jobs that run in a pool, and the GPUs then freed; ascending by time."""
@@ -184,9 +184,9 @@ class JobLedger:
             return self._shared.find(pool, waiting.milli, self.search)
         return self.search(pool, waiting.gpus, waiting.nodes)
 
-    def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
-        """Start the job at a place of a class on free GPUs."""
-        job = waiting.remove(place)
+    def start(self, waiting: WaitingClass, position: int, pool: Pool, allocation: Allocation) -> None:
+        """Start the job at a position of a class on free GPUs."""
+        job = waiting.remove(position)
         book = self.book
         now_ns = self.now_ns
         if waiting.milli < WHOLE_MILLI:
@@ -214,7 +214,7 @@ class JobLedger:
         if self._keeps_ends:
             insort(self.running[pool.index].ends, self._end_of(job))
         nodes = pool.nodes
-        self.commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation]), slots))
+        self.commands.append(StartJob(job, tuple([(nodes[position], gpus) for position, gpus in allocation]), slots))
 
     def _release(self, job: int) -> None:
         pool = self._pool_of.pop(job)
@@ -260,9 +260,9 @@ class JobLedger:
 
     def _ranking(self, pool: Pool) -> PoolRanking:
         """Return the ranking of preemptible jobs in a pool at this instant: none that was started at it."""
-        made_of = self.now_ns, 0 if self.order.tables is None else self.order.tables.version
-        if self._rankings_of != made_of:
-            self._rankings, self._rankings_of = {}, made_of
+        key = self.now_ns, 0 if self.order.tables is None else self.order.tables.version
+        if self._rankings_of != key:
+            self._rankings, self._rankings_of = {}, key
         ranking = self._rankings.get(pool.index)
         if ranking is None:
             knobs, running = self.policy.knobs, self.running[pool.index]

@@ -367,8 +367,8 @@ class _Programme:
         demands = self.demands
         blocks, limits = [self.share, self.capacity], [np.ones(len(demands.gpus)), demands.capacity]
         if per_level is not None:
-            places = np.arange(len(per_level)), np.full(len(per_level), self.variables)
-            blocks.append(sparse.csr_array((per_level, places), shape=self.throughput.shape) - self.throughput)
+            entries = np.arange(len(per_level)), np.full(len(per_level), self.variables)
+            blocks.append(sparse.csr_array((per_level, entries), shape=self.throughput.shape) - self.throughput)
             limits.append(np.zeros(len(per_level)))
         last = (0.0, None) if level is None else (level, level)
         bounds = [(0.0, None)] * self.variables + [last]
@@ -405,8 +405,8 @@ def finish_time(demands: Demands, exactness: float = 1e-3) -> Numbers:
 
 def fifo(demands: Demands) -> Numbers:
     """Return (rows, pools) shares in the order of submission: the oldest first, each on its fastest type."""
-    place = np.argsort(np.argsort(-demands.age_s, kind="stable"))
-    weight = (len(place) - place) * demands.gpus / demands.speeds.max(1)
+    rank = np.argsort(np.argsort(-demands.age_s, kind="stable"))
+    weight = (len(rank) - rank) * demands.gpus / demands.speeds.max(1)
     return _Programme(demands).best(1 / weight)
 
 
@@ -518,7 +518,7 @@ _PLAIN: Final[Mapping[str, Order]] = {
     "srsf": Order(lambda jobs: (jobs.remaining_s + jobs.restart_s) * jobs.gpus, needs_estimate=True),
     "las": Order(lambda jobs: jobs.attained_s, run_worsens=True),  # least attained run time, not GPU time, first
     # Two queues by attained GPU time, first come first served in each (Tiresias, NSDI'19).
-    "2dlas": Order(lambda jobs: (jobs.attained_s * jobs.gpus >= SECOND_QUEUE_GPU_S) * 1.0, run_worsens=True),
+    "2dlas": Order(lambda jobs: np.asarray(jobs.attained_s * jobs.gpus >= SECOND_QUEUE_GPU_S, float), run_worsens=True),
     # The longest wait first. With short rounds: processor sharing.
     "round-robin": Order(_round_robin, run_worsens=True),
     "wfp3": Order(_wfp3, needs_estimate=True, wait_moves=True),  # -(w / r)^3 n
@@ -533,23 +533,23 @@ _PLAIN: Final[Mapping[str, Order]] = {
     ),
 }
 _SHARING: Final = {
-    word: replace(_PLAIN["fifo"], needs_estimate=objective.needs_estimate) for word, objective in OBJECTIVES.items()
+    name: replace(_PLAIN["fifo"], needs_estimate=objective.needs_estimate) for name, objective in OBJECTIVES.items()
 }
 ORDERS: Final = (*_PLAIN, GITTINS, MULTIFACTOR, *_SHARING)
-NEED_ESTIMATES: Final = tuple(word for word, order in {**_PLAIN, **_SHARING}.items() if order.needs_estimate)
+NEED_ESTIMATES: Final = tuple(name for name, order in {**_PLAIN, **_SHARING}.items() if order.needs_estimate)
 
 
-def order_of(word: str, tables: Callable[[], GittinsTables], accounts: Callable[[], Accounts] | None = None) -> Order:
+def order_of(name: str, tables: Callable[[], GittinsTables], accounts: Callable[[], Accounts] | None = None) -> Order:
     """Return the order that a word names; `tables` makes the tables of `gittins`, `accounts` those of `multifactor`."""
-    if word == MULTIFACTOR:
+    if name == MULTIFACTOR:
         assert accounts is not None, "an order of usage without accounts"
         usage = accounts()
         return Order(usage.index, accounts=usage)
-    if word == GITTINS:  # GPUs / G, from the durations of jobs that have ended
+    if name == GITTINS:  # GPUs / G, from the durations of jobs that have ended
         past = tables()
 
         def index(jobs: Features) -> Any:
             return jobs.gpus * past.inverse_s(jobs.group, jobs.attained_s, jobs.is_running)
 
         return Order(index, run_worsens=True, tables=past)
-    return {**_PLAIN, **_SHARING}[word]
+    return {**_PLAIN, **_SHARING}[name]

@@ -83,7 +83,7 @@ class JobScheduler(JobLedger):
         if self._bf_interval_ns:
             self._has_rounds, self._round_ns = True, self._bf_interval_ns
         self._classes: dict[_Demand, WaitingClass] = {}
-        self._known: dict[tuple[Any, ...], WaitingClass | str] = {}  # a demand's class, or why it has none
+        self._by_demand: dict[tuple[Any, ...], WaitingClass | str] = {}  # a demand's class, or why it has none
         self._take_in: dict[type, Callable[[Any], None]] = {
             JobArrived: self._arrive,
             JobEnded: self._end,
@@ -106,7 +106,10 @@ class JobScheduler(JobLedger):
     # ------------------------------------------------------------------------------------------------ what happens
 
     def _arrive(self, event: JobArrived) -> None:
-        waiting = self._class_for(event)
+        demand = (event.gpus, event.vc, event.gpu_types, event.job_class, event.gpu_milli, event.nodes)
+        waiting = self._by_demand.get(demand)
+        if waiting is None:
+            waiting = self._by_demand[demand] = self._make_class(event)
         if isinstance(waiting, str):
             self.commands.append(RefuseJob(event.job, waiting))
             return
@@ -160,9 +163,9 @@ class JobScheduler(JobLedger):
         self._wait(job, self.class_of[job])
 
     def _set_down(self, node: int, is_down: bool) -> None:
-        pool, place = self.cluster.where(node)
-        pool.set_down(place, is_down)
-        self.running[pool.index].is_up[place] = not is_down
+        pool, position = self.cluster.where(node)
+        pool.set_down(position, is_down)
+        self.running[pool.index].is_up[position] = not is_down
         self._open(pool)
 
     def _wake(self, event: Wake) -> None:
@@ -186,35 +189,28 @@ class JobScheduler(JobLedger):
 
     # --------------------------------------------------------------------------------------- classes, lines and waits
 
-    def _class_for(self, event: JobArrived) -> WaitingClass | str:
-        """Return the class of jobs with its demand; or why no such job can ever run here."""
-        demand = (event.gpus, event.vc, event.gpu_types, event.job_class, event.gpu_milli, event.nodes)
-        known = self._known.get(demand)
-        if known is None:
-            known = self._known[demand] = self._make_class(event)
-        return known
-
     def _make_class(self, event: JobArrived) -> WaitingClass | str:
+        """Return the class of jobs with this demand; or why no such job can ever run here."""
         allowed = self.cluster.open_to(event.vc, event.gpu_types)
         pools = [pool for pool in allowed if pool.may_hold(event.gpus, event.nodes)]
         if not pools:
             return _why_not(event, allowed)
-        chosen = self.placement.sorted_pools(event, pools, self.speeds)
-        speeds = tuple(self.speeds.of(event.job_class, pool.gpu_type) for pool in chosen)
+        ordered = self.placement.sorted_pools(event, pools, self.speeds)
+        speeds = tuple(self.speeds.of(event.job_class, pool.gpu_type) for pool in ordered)
         packs = self.policy.packs_shares and self.slots is None
         milli = event.gpu_milli if packs else WHOLE_MILLI
-        key = (event.gpus, tuple(pool.index for pool in chosen), speeds, milli, event.nodes)
+        key = (event.gpus, tuple(pool.index for pool in ordered), speeds, milli, event.nodes)
         waiting = self._classes.get(key)
         if waiting is None:
-            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds, milli, event.nodes)
+            waiting = self._classes[key] = WaitingClass(event.gpus, ordered, speeds, milli, event.nodes)
             self._join_lines(waiting)
         return waiting
 
     def _join_lines(self, waiting: WaitingClass) -> None:
         """Create one line for all pools of a class, with all classes of these pools' lines."""
         joined = CompetingClasses()
-        met = self._lines if self.policy.queueing == CHOICE else [pool.index for pool in waiting.pools]
-        former = {id(line): line for pool in met if (line := self._lines.get(pool)) is not None}
+        indices = self._lines if self.policy.queueing == CHOICE else [pool.index for pool in waiting.pools]
+        former = {id(line): line for pool in indices if (line := self._lines.get(pool)) is not None}
         for line in former.values():
             joined.classes += line.classes
             joined.fresh += line.fresh

@@ -39,8 +39,7 @@ class PreemptionKnobs(StrictModel):
     """When running jobs are preempted; a policy's file may set other values."""
 
     round_s: Span | None = Field(
-        None,
-        description="interval of comparisons while jobs wait; null: 60 s, for `gavel` 360 s",
+        None, description="interval of comparisons while jobs wait; null: 60 s, for `gavel` 360 s"
     )
     hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
         1.0, description="a job is preempted if its index is more than this many times a waiting job's"
@@ -92,10 +91,10 @@ class JobPolicy:
     age_guard_ns: int = 0
 
     def __post_init__(self) -> None:
-        known = {"order": ORDERS, "queueing": (*QUEUEINGS, ROUNDS), "preemption": PREEMPTIONS}
-        for key, words in (known | {"placement": tuple(PLACEMENTS), "estimate": ESTIMATES}).items():
-            if (word := getattr(self, key)) not in words:
-                raise InputError("policy", key, f"{word!r} is no {key}: {nearest(word, words)}")
+        allowed = {"order": ORDERS, "queueing": (*QUEUEINGS, ROUNDS), "preemption": PREEMPTIONS}
+        for key, values in (allowed | {"placement": tuple(PLACEMENTS), "estimate": ESTIMATES}).items():
+            if (value := getattr(self, key)) not in values:
+                raise InputError("policy", key, f"{value!r} is no {key}: {nearest(value, values)}")
         for key, problem in self._contradictions():
             raise InputError("policy", key, problem)
 
@@ -104,7 +103,7 @@ class JobPolicy:
         order = self.order
         queueing = self.queueing
         preempts = self.preemption != NONE
-        estimates = ", ".join(word for word in ESTIMATES if word != NONE)
+        estimates = ", ".join(name for name in ESTIMATES if name != NONE)
         asking = order if order in NEED_ESTIMATES else queueing if queueing in RESERVING else ""
         if asking and self.estimate == NONE:
             yield "estimate", f"{asking} asks how long jobs run: take one of {estimates}"
@@ -204,7 +203,7 @@ _IN_SLURM: Final = {  # Slurm's own terms for some
     "priority/multifactor": "multifactor-requested-conservative",
 }
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "estimate": tuple(word for word in ESTIMATES if word != NONE),
+    "estimate": tuple(name for name in ESTIMATES if name != NONE),
     "queueing": tuple(QUEUEINGS),
     "placement": tuple(PLACEMENTS),
 }
@@ -218,30 +217,30 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
     Raises:
         InputError: the name is unknown, or does not specify the estimate of run times.
     """
-    known = max((kind for kind in KINDS if f"{name}-".startswith(f"{kind}-")), key=len, default=None)
+    kind = max((kind for kind in KINDS if f"{name}-".startswith(f"{kind}-")), key=len, default=None)
     if name in _IN_SLURM:
         raise InputError("policy", "", f"{name!r} is Slurm's word; here it is {_IN_SLURM[name]}")
-    if known is None:
+    if kind is None:
         raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
-    fields, rest = asdict(KINDS[known]), name.removeprefix(known)
+    fields, rest = asdict(KINDS[kind]), name.removeprefix(kind)
     own = PreemptionKnobs(round_s=fields.pop("round_s"))
     if guard := _GUARD.search(rest):
         fields["age_guard_ns"] = int(guard[1]) * _UNITS_S[guard[2]] * NS_PER_S
         rest = rest[: guard.start()]
     while rest:
-        part, word = _next_word(name, rest)
-        fields[part] = word
-        rest = rest.removeprefix(f"-{word}")
+        part, value = _next_part(name, rest)
+        fields[part] = value
+        rest = rest.removeprefix(f"-{value}")
     return JobPolicy(**fields, knobs=knobs or own)
 
 
-def _next_word(name: str, rest: str) -> tuple[str, str]:
-    for part, words in _PARTS.items():
-        for word in words:
-            if rest == f"-{word}" or rest.startswith(f"-{word}-"):
-                return part, word
-    known = [word for words in _PARTS.values() for word in words]
-    raise InputError("policy", "", f"{name!r} has no part {rest[1:]!r}: {nearest(rest[1:], known)}")
+def _next_part(name: str, rest: str) -> tuple[str, str]:
+    for part, values in _PARTS.items():
+        for value in values:
+            if rest == f"-{value}" or rest.startswith(f"-{value}-"):
+                return part, value
+    all_values = [value for values in _PARTS.values() for value in values]
+    raise InputError("policy", "", f"{name!r} has no part {rest[1:]!r}: {nearest(rest[1:], all_values)}")
 
 
 def shown_name(policy: JobPolicy) -> str:
@@ -259,8 +258,8 @@ def shown_name(policy: JobPolicy) -> str:
         if kind.order == policy.order and kind.preemption == policy.preemption
     }
     if differing:
-        name, words = min(differing.items(), key=lambda item: len(item[1]))
-        return "-".join((name, *words))
+        name, parts = min(differing.items(), key=lambda item: len(item[1]))
+        return "-".join((name, *parts))
     return "-".join((policy.order, policy.preemption, policy.queueing, policy.estimate, policy.placement))
 
 
@@ -319,8 +318,8 @@ def in_slurm(policy: JobPolicy) -> InSlurm:
     name, by_limits = shown_name(asked), shown_name(replace(asked, estimate=REQUESTED))
     if policy.order == "saf" and policy.estimate == REQUESTED:  # its script uses time limits, and no history
         by_limits = "saf-requested-conservative"
-    there = next((each for each in (name, by_limits) if each in SLURM), None)
-    runs = there or _NEAREST.get(policy.order, "fifo-requested-conservative")
+    match = next((candidate for candidate in (name, by_limits) if candidate in SLURM), None)
+    runs = match or _NEAREST.get(policy.order, "fifo-requested-conservative")
     settings = [line.format(policy.multifactor) for line in SLURM[runs]]
     stops = _PREEMPTING if policy.is_preemptive else ()
     return InSlurm(runs, name == runs, policy.is_preemptive, (*settings, *stops))

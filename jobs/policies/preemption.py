@@ -67,22 +67,22 @@ class WaitingClass:
             self._index = np.concatenate([self._index, np.empty(count, np.float64)])
         jobs, indices = self._jobs, self._index
         if count and job < jobs[count - 1]:
-            place = int(np.searchsorted(jobs[:count], job))
-            jobs[place + 1 : count + 1] = jobs[place:count]
-            indices[place + 1 : count + 1] = indices[place:count]
+            position = int(np.searchsorted(jobs[:count], job))
+            jobs[position + 1 : count + 1] = jobs[position:count]
+            indices[position + 1 : count + 1] = indices[position:count]
             self._head = self._first = None
         else:
-            place = count
+            position = count
             if self._head is not None and index < indices[self._head]:
-                self._head, self._first = place, None
-        jobs[place], indices[place] = job, index
+                self._head, self._first = position, None
+        jobs[position], indices[position] = job, index
         self.count = count + 1
 
-    def remove(self, place: int) -> int:
-        """Remove the job at a place, and return its number."""
-        job, count = int(self._jobs[place]), self.count
-        self._jobs[place : count - 1] = self._jobs[place + 1 : count]
-        self._index[place : count - 1] = self._index[place + 1 : count]
+    def remove(self, position: int) -> int:
+        """Remove the job at a position, and return its number."""
+        job, count = int(self._jobs[position]), self.count
+        self._jobs[position : count - 1] = self._jobs[position + 1 : count]
+        self._index[position : count - 1] = self._index[position + 1 : count]
         self.count = count - 1
         self._head = self._first = None
         return job
@@ -94,7 +94,7 @@ class WaitingClass:
 
     @property
     def head(self) -> int:
-        """The place of the first job in order."""
+        """The position of the first job in order."""
         if self._head is None:
             self._head = int(self._index[: self.count].argmin())
         return self._head
@@ -107,13 +107,13 @@ class WaitingClass:
         return self._first
 
     def first_of(self, may: NDArray[np.bool_]) -> int | None:
-        """Return the place of the first job in order that may start; None if none may."""
-        place = int(np.where(may, self.index, np.inf).argmin())
-        return place if may[place] else None
+        """Return the position of the first job in order that may start; None if none may."""
+        position = int(np.where(may, self.index, np.inf).argmin())
+        return position if may[position] else None
 
-    def key_at(self, place: int) -> tuple[float, int]:
+    def key_at(self, position: int) -> tuple[float, int]:
         """Return the key that decides between jobs of several classes: the index, then the number."""
-        return float(self._index[place]), int(self._jobs[place])
+        return float(self._index[position]), int(self._jobs[position])
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class Running:
         has_columns: whether to store GPUs by job and node as columns, too: a row for each job and node, in any order.
 
     Attributes:
-        held: each job's allocation, by places in the pool.
+        held: each job's allocation, by positions in the pool.
         ends: (end by estimate, job), ascending, if it is used.
         free: (nodes,) GPUs that no job in the columns holds.
         is_up: (nodes,) whether a node is in service.
@@ -162,7 +162,7 @@ class Running:
         self.free = np.full(len(pool.nodes), pool.size)
         self.is_up = np.ones(len(pool.nodes), np.bool_)
         self._jobs, self._nodes, self._gpus = np.zeros((3, 64), np.int64)
-        self._places: dict[tuple[int, int], int] = {}  # of job and node
+        self._row_of: dict[tuple[int, int], int] = {}  # of job and node
 
     @property
     def gpus(self) -> int:
@@ -173,14 +173,14 @@ class Running:
         """Record that a job holds these GPUs from now on."""
         self.held[job] = allocation
         for node, gpus in allocation if self._has_columns else ():
-            place = len(self._places)
-            if place == len(self._jobs):
+            row = len(self._row_of)
+            if row == len(self._jobs):
                 columns = np.stack([self._jobs, self._nodes, self._gpus])
                 self._jobs, self._nodes, self._gpus = np.concatenate([columns, columns], axis=1)
-            self._jobs[place] = job
-            self._nodes[place] = node
-            self._gpus[place] = gpus
-            self._places[job, node] = place
+            self._jobs[row] = job
+            self._nodes[row] = node
+            self._gpus[row] = gpus
+            self._row_of[job, node] = row
             self.free[node] -= gpus
 
     def remove(self, job: int) -> Allocation:
@@ -191,17 +191,17 @@ class Running:
         gpus = self._gpus
         for node, used in allocation if self._has_columns else ():
             self.free[node] += used
-            place, last = self._places.pop((job, node)), len(self._places)
-            if place != last:
-                jobs[place] = jobs[last]
-                nodes[place] = nodes[last]
-                gpus[place] = gpus[last]
-                self._places[int(jobs[last]), int(nodes[last])] = place
+            row, last = self._row_of.pop((job, node)), len(self._row_of)
+            if row != last:
+                jobs[row] = jobs[last]
+                nodes[row] = nodes[last]
+                gpus[row] = gpus[last]
+                self._row_of[int(jobs[last]), int(nodes[last])] = row
         return allocation
 
     def columns(self) -> tuple[_Ints, _Ints, _Ints]:
         """Return (rows,) each: jobs, nodes, GPUs; as they are now."""
-        many = len(self._places)
+        many = len(self._row_of)
         return self._jobs[:many].copy(), self._nodes[:many].copy(), self._gpus[:many].copy()
 
 
@@ -290,7 +290,7 @@ def _stops(
     free_now: _Ints,
     is_up: _Flags,
     size: int,
-    wanted: int,
+    needed: int,
     on_nodes: int,
     may_spread: bool,
     stopped: _Ints,
@@ -308,19 +308,19 @@ def _stops(
             rows[behind] = row
             behind += 1
             free[nodes[row]] += gpus[row]
-    if not _fits(free, is_up, size, wanted, on_nodes, may_spread):
+    if not _fits(free, is_up, size, needed, on_nodes, may_spread):
         return 0
     free[:] = free_now
     going_on = behind  # these rows come first, rows of stopped jobs follow, the last to stop first
-    while not _fits(free, is_up, size, wanted, on_nodes, may_spread):
+    while not _fits(free, is_up, size, needed, on_nodes, may_spread):
         last = _last(index, jobs, rows[:going_on])
-        for place in range(going_on - 1, -1, -1):
-            row = rows[place]
+        for position in range(going_on - 1, -1, -1):
+            row = rows[position]
             if jobs[row] == last:
                 going_on -= 1
-                rows[place], rows[going_on] = rows[going_on], row
+                rows[position], rows[going_on] = rows[going_on], row
                 free[nodes[row]] += gpus[row]
-    enough = wanted // on_nodes if on_nodes else 1 if may_spread else wanted % size or size
+    enough = needed // on_nodes if on_nodes else 1 if may_spread else needed % size or size
     many = 0
     for row in rows[going_on:behind][::-1]:
         is_new = many == 0 or stopped[many - 1] != jobs[row]

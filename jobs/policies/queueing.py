@@ -37,11 +37,11 @@ class Reservation:
 
     def start_beside(self, pool: Pool, allocation: Allocation, is_long: bool) -> None:
         """Record that a job has started in the pool; a long one will still run at `at_ns`."""
-        for place, gpus in allocation:
+        for position, gpus in allocation:
             if is_long:
-                self.extra[place] -= gpus
-            spare = min(pool.free[place], self.extra[place])
-            self.spare.move(place, spare - self.spare.free[place])
+                self.extra[position] -= gpus
+            spare = min(pool.free[position], self.extra[position])
+            self.spare.move(position, spare - self.spare.free[position])
 
 
 def reserve(pool: Pool, waiting: WaitingClass, search: Search, ends: Ends) -> Reservation | None:
@@ -52,9 +52,9 @@ def reserve(pool: Pool, waiting: WaitingClass, search: Search, ends: Ends) -> Re
             then.give(allocation)
         if then.free_gpus < waiting.gpus:
             continue
-        place = search(then, waiting.gpus, waiting.nodes)
-        if place is not None:
-            then.take(place)
+        placement = search(then, waiting.gpus, waiting.nodes)
+        if placement is not None:
+            then.take(placement)
             return Reservation(at_ns, then.free, pool.with_free(list(map(min, pool.free, then.free))))
     return None
 
@@ -69,8 +69,8 @@ class FreeGpuProfile:
             if at_ns > self._times[-1]:
                 self._times.append(at_ns)
                 self._free.append(self._free[-1].copy())
-            for place, gpus in allocation:
-                self._free[-1][place] += gpus
+            for position, gpus in allocation:
+                self._free[-1][position] += gpus
 
     def earliest(self, waiting: WaitingClass, length_ns: int, search: Search) -> tuple[int, Allocation] | None:
         """Return the earliest time and place for a job of this length; None if there is none (nodes are down)."""
@@ -88,8 +88,8 @@ class FreeGpuProfile:
         """Take these GPUs for an interval."""
         first, after = self._cut(from_ns), self._cut(to_ns)
         for free in self._free[first:after]:
-            for place, gpus in allocation:
-                free[place] -= gpus
+            for position, gpus in allocation:
+                free[position] -= gpus
 
     def _cut(self, at_ns: int) -> int:
         """Return the step that begins at a time; creates it if there is none."""
@@ -137,11 +137,11 @@ def _first_fit(line: CompetingClasses, ledger: JobLedger) -> None:
         _, number = heappop(heads)
         waiting = classes[number]
         # node counts are not comparable: 14 GPUs on two nodes of 8 may not fit although 18, evenly on three, do
-        alike = waiting.pools, waiting.nodes > 1 and (waiting.nodes, waiting.gpus)
-        if waiting.demand_milli >= blocked.get(alike, waiting.demand_milli + 1):
+        key = waiting.pools, waiting.nodes > 1 and (waiting.nodes, waiting.gpus)
+        if waiting.demand_milli >= blocked.get(key, waiting.demand_milli + 1):
             continue
         if not ledger.try_head(waiting):
-            blocked[alike] = waiting.demand_milli
+            blocked[key] = waiting.demand_milli
         elif waiting.count:
             heappush(heads, (waiting.first, number))
 
@@ -168,32 +168,32 @@ def _easy(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
     if not ledger.fitting(classes):
         return
-    heads, kept = _heads(classes, ledger), dict[int, Reservation]()
+    heads, reserved = _heads(classes, ledger), dict[int, Reservation]()
     while heads:
         key, number = heappop(heads)
         waiting = classes[number]
-        place = _first_allowed(waiting, kept, ledger)
-        if place is None:
-            if any(pool.index in kept for pool in waiting.pools):
+        position = _first_allowed(waiting, reserved, ledger)
+        if position is None:
+            if any(pool.index in reserved for pool in waiting.pools):
                 continue
             if not ledger.fitting(classes[other] for _, other in heads):
                 return
-            _keep_for(waiting, kept, ledger)
-        elif waiting.key_at(place) != key:
-            heappush(heads, (waiting.key_at(place), number))
+            _keep_for(waiting, reserved, ledger)
+        elif waiting.key_at(position) != key:
+            heappush(heads, (waiting.key_at(position), number))
         else:
-            _start_allowed(waiting, place, kept, ledger)
+            _start_allowed(waiting, position, reserved, ledger)
             if waiting.count:
                 heappush(heads, (waiting.first, number))
 
 
-def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], ledger: JobLedger) -> int | None:
-    """Return the place of the first job of a class that may start now and delays no reservation."""
+def _first_allowed(waiting: WaitingClass, reserved: Mapping[int, Reservation], ledger: JobLedger) -> int | None:
+    """Return the position of the first job of a class that may start now and delays no reservation."""
     may: NDArray[np.bool_] | None = None
     for pool in waiting.pools:
         if ledger.search(pool, waiting.gpus, waiting.nodes) is None:
             continue
-        reservation = kept.get(pool.index)
+        reservation = reserved.get(pool.index)
         if reservation is None or ledger.search(reservation.spare, waiting.gpus, waiting.nodes) is not None:
             return waiting.head
         in_time = ledger.lengths_ns(waiting, pool) <= reservation.at_ns - ledger.now_ns
@@ -201,23 +201,25 @@ def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], ledge
     return None if may is None else waiting.first_of(may)
 
 
-def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reservation], ledger: JobLedger) -> None:
+def _start_allowed(
+    waiting: WaitingClass, position: int, reserved: Mapping[int, Reservation], ledger: JobLedger
+) -> None:
     for pool in waiting.pools:
-        reservation = kept.get(pool.index)
+        reservation = reserved.get(pool.index)
         if reservation is None:
             allocation, is_long = ledger.search(pool, waiting.gpus, waiting.nodes), False
         else:
-            is_long = bool(ledger.lengths_ns(waiting, pool)[place] > reservation.at_ns - ledger.now_ns)
+            is_long = bool(ledger.lengths_ns(waiting, pool)[position] > reservation.at_ns - ledger.now_ns)
             allocation = ledger.search(reservation.spare if is_long else pool, waiting.gpus, waiting.nodes)
         if allocation is not None:
-            ledger.start(waiting, place, pool, allocation)
+            ledger.start(waiting, position, pool, allocation)
             if reservation is not None:
                 reservation.start_beside(pool, allocation, is_long)
             return
     raise AssertionError("a job that may start fits nowhere")
 
 
-def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], ledger: JobLedger) -> None:
+def _keep_for(waiting: WaitingClass, reserved: dict[int, Reservation], ledger: JobLedger) -> None:
     """Reserve for the first job of a class, in the pool in which it can start first, if there is one."""
     reservations = [reserve(pool, waiting, ledger.search, ledger.ends(pool)) for pool in waiting.pools]
     times = [(one.at_ns, number) for number, one in enumerate(reservations) if one is not None]
@@ -225,7 +227,7 @@ def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], ledger: JobLe
         _, number = min(times)
         reservation = reservations[number]
         assert reservation is not None
-        kept[waiting.pools[number].index] = reservation
+        reserved[waiting.pools[number].index] = reservation
 
 
 # ---------------------------------------------------------------------------------------------------- conservative
@@ -236,21 +238,21 @@ def _conservative(line: CompetingClasses, ledger: JobLedger) -> None:
     if not ledger.fitting(classes):
         return  # reservations are recomputed each time, so they matter only if a job can start
     ledger.refresh(classes)
-    queue = sorted((waiting.key_at(place), waiting) for waiting in classes for place in range(waiting.count))
+    queue = sorted((waiting.key_at(position), waiting) for waiting in classes for position in range(waiting.count))
     profiles = dict[int, FreeGpuProfile]()
     for (_, job), waiting in queue:
-        place = int(np.searchsorted(waiting.jobs, job))
-        _reserve_all(waiting, place, profiles, ledger)
+        position = int(np.searchsorted(waiting.jobs, job))
+        _reserve_all(waiting, position, profiles, ledger)
 
 
-def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuProfile], ledger: JobLedger) -> None:
+def _reserve_all(waiting: WaitingClass, position: int, profiles: dict[int, FreeGpuProfile], ledger: JobLedger) -> None:
     """Give a job the earliest time that the jobs before it leave; start it if that is now."""
     reservations = []
     for order, pool in enumerate(waiting.pools):
         profile = profiles.get(pool.index)
         if profile is None:
             profile = profiles[pool.index] = FreeGpuProfile(pool, ledger.now_ns, ledger.ends(pool))
-        length_ns = int(ledger.lengths_ns(waiting, pool)[place])
+        length_ns = int(ledger.lengths_ns(waiting, pool)[position])
         slot = profile.earliest(waiting, length_ns, ledger.search)
         if slot is not None:
             reservations.append((slot[0], order, slot[1], length_ns))
@@ -259,7 +261,7 @@ def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuP
         pool = waiting.pools[order]
         profiles[pool.index].take(allocation, at_ns, at_ns + length_ns)
         if at_ns == ledger.now_ns:
-            ledger.start(waiting, place, pool, allocation)
+            ledger.start(waiting, position, pool, allocation)
 
 
 Queueing = Callable[[CompetingClasses, JobLedger], None]
@@ -291,7 +293,7 @@ QUEUEINGS: Final[Mapping[str, Queueing]] = {
 
 _NOTHING: Final = 1e-6  # a smaller share counts as 0
 Numbers = NDArray[np.float64]
-Alike = NDArray[np.bool_]  # (jobs, pools, pools) whether a job is equally fast in both
+Pairs = NDArray[np.bool_]  # (jobs, pools, pools) whether a job is equally fast in both
 
 
 class Rounds:
@@ -305,7 +307,7 @@ class Rounds:
         self._planned: dict[int, tuple[Pool, Allocation]] = {}  # jobs to start at this instant
         self._planned_ns = 0
         self._begun: dict[int, int] = {}  # by pool, when its last round began
-        self._shares: dict[int, tuple[bytes, Numbers, Alike]] = {}  # by pool: problem solved, and result
+        self._shares: dict[int, tuple[bytes, Numbers, Pairs]] = {}  # by pool: problem solved, and result
 
     def __call__(self, line: CompetingClasses, ledger: JobLedger) -> None:
         """Begin a round, if it is due; or start jobs that waited for stops."""
@@ -323,31 +325,31 @@ class Rounds:
         ]
         jobs = np.sort(np.concatenate(members))
         if len(jobs):
-            shares, alike = self._shares_of(jobs, pools, ledger)
-            chosen = self._choose(jobs, shares, alike, pools, ledger)
+            shares, is_equal = self._shares_of(jobs, pools, ledger)
+            pool_of = self._choose(jobs, shares, is_equal, pools, ledger)
             for pool in pools:
-                self._arrange(pool, [job for job, where in chosen.items() if where is pool], ledger)
+                self._arrange(pool, [job for job, where in pool_of.items() if where is pool], ledger)
 
     # ------------------------------------------------------------------------------------------------------ shares
 
-    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], ledger: JobLedger) -> tuple[Numbers, Alike]:
+    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], ledger: JobLedger) -> tuple[Numbers, Pairs]:
         """Return (jobs, pools) shares, cached while jobs and GPUs don't change; and each job's equally fast pools."""
         capacity = np.array([pool.free_gpus + ledger.running[pool.index].gpus for pool in pools], np.float64)
         key = jobs.tobytes() + capacity.tobytes()
-        known = self._shares.get(pools[0].index)
-        if known is None or known[0] != key:
-            known = self._shares[pools[0].index] = key, *self._solve(jobs, pools, capacity, ledger)
-        return known[1:]
+        cached = self._shares.get(pools[0].index)
+        if cached is None or cached[0] != key:
+            cached = self._shares[pools[0].index] = key, *self._solve(jobs, pools, capacity, ledger)
+        return cached[1:]
 
     def _solve(
         self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, ledger: JobLedger
-    ) -> tuple[Numbers, Alike]:
+    ) -> tuple[Numbers, Pairs]:
         classes = [ledger.class_of[job] for job in jobs.tolist()]
         if self._objective.is_by_job:
             heads, rows = np.arange(len(jobs)), np.arange(len(jobs))
         else:
-            numbers = {id(each): number for number, each in enumerate(dict.fromkeys(classes))}
-            rows = np.array([numbers[id(each)] for each in classes])
+            numbers = {id(waiting): number for number, waiting in enumerate(dict.fromkeys(classes))}
+            rows = np.array([numbers[id(waiting)] for waiting in classes])
             heads = np.unique(rows, return_index=True)[1]
         features = Features(ledger.book, jobs[heads], ledger.now_ns, is_running=False)
         speeds = np.array([_speeds(classes[head], pools, capacity) for head in heads])
@@ -363,53 +365,53 @@ class Rounds:
         can_run = np.asarray((demands.speeds > 0).any(axis=1))
         if can_run.any():
             shares[can_run] = self._objective.shares(demands.rows(can_run))
-        alike = (speeds[:, :, None] == speeds[:, None, :]) & (speeds > 0)[:, :, None]
-        return np.asarray(shares[rows]), np.asarray(alike[rows])
+        is_equal = (speeds[:, :, None] == speeds[:, None, :]) & (speeds > 0)[:, :, None]
+        return np.asarray(shares[rows]), np.asarray(is_equal[rows])
 
     # ------------------------------------------------------------------------------------------------- who, and where
 
     def _choose(
-        self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], ledger: JobLedger
+        self, jobs: NDArray[np.int64], shares: Numbers, is_equal: Pairs, pools: Sequence[Pool], ledger: JobLedger
     ) -> dict[int, Pool]:
         """Choose which jobs run in which pool in this round, by GPU counts only."""
-        columns = np.array([pool.index for pool in pools])
+        indices = np.array([pool.index for pool in pools])
         self._make_room(int(jobs[-1]))
-        here = np.ix_(jobs, columns)
-        self._owed[here] += shares
+        cells = np.ix_(jobs, indices)
+        self._owed[cells] += shares
         shares, owed, had = (
-            np.matmul(alike, each[:, :, None])[:, :, 0] for each in (shares, self._owed[here], self._had[here])
+            np.matmul(is_equal, each[:, :, None])[:, :, 0] for each in (shares, self._owed[cells], self._had[cells])
         )
         last = np.tile([-float(pool.free_gpus) for pool in pools], (len(jobs), 1))  # among equally fast pools
-        for place, pool in enumerate(pools):
-            last[np.searchsorted(jobs, list(ledger.running[pool.index].held)), place] = -np.inf
-        rows, places = (shares > _NOTHING).nonzero()
-        priority = (owed / np.maximum(had, 1e-9))[rows, places]
-        order = np.lexsort((places, last[rows, places], rows, -priority))
+        for position, pool in enumerate(pools):
+            last[np.searchsorted(jobs, list(ledger.running[pool.index].held)), position] = -np.inf
+        rows, positions = (shares > _NOTHING).nonzero()
+        priority = (owed / np.maximum(had, 1e-9))[rows, positions]
+        order = np.lexsort((positions, last[rows, positions], rows, -priority))
         left = [pool.free_gpus + ledger.running[pool.index].gpus for pool in pools]
-        chosen: dict[int, Pool] = {}
-        for row, place in zip(rows[order].tolist(), places[order].tolist(), strict=True):
+        pool_of: dict[int, Pool] = {}
+        for row, position in zip(rows[order].tolist(), positions[order].tolist(), strict=True):
             job = int(jobs[row])
             gpus = ledger.class_of[job].gpus
-            if left[place] >= gpus and job not in chosen:
-                left[place] -= gpus
-                chosen[job] = pools[place]
+            if left[position] >= gpus and job not in pool_of:
+                left[position] -= gpus
+                pool_of[job] = pools[position]
                 if not any(left):
                     break
-        return chosen
+        return pool_of
 
-    def _arrange(self, pool: Pool, chosen: Sequence[int], ledger: JobLedger) -> None:
+    def _arrange(self, pool: Pool, jobs: Sequence[int], ledger: JobLedger) -> None:
         """Place a pool's chosen jobs on nodes; stop jobs that move or are not among them."""
         running = dict(ledger.running[pool.index].held)
-        classes = {job: ledger.class_of[job] for job in chosen}
-        largest_first = sorted(chosen, key=lambda job: -classes[job].gpus)
-        places = _places(pool, largest_first, classes, running, ledger.search, keeps=True)
-        for order in (largest_first, chosen):
-            if len(places) < len(chosen):
-                places = _places(pool, order, classes, running, ledger.search, keeps=False)
+        classes = {job: ledger.class_of[job] for job in jobs}
+        largest_first = sorted(jobs, key=lambda job: -classes[job].gpus)
+        allocations = _allocations(pool, largest_first, classes, running, ledger.search, keeps=True)
+        for order in (largest_first, jobs):
+            if len(allocations) < len(jobs):
+                allocations = _allocations(pool, order, classes, running, ledger.search, keeps=False)
         for job, allocation in running.items():
-            if places.get(job) != allocation:
+            if allocations.get(job) != allocation:
                 ledger.stop(job)
-        for job, allocation in places.items():
+        for job, allocation in allocations.items():
             self._had[job, pool.index] += 1
             if running.get(job) != allocation:
                 self._planned[job] = pool, allocation
@@ -421,7 +423,7 @@ class Rounds:
             self._owed, self._had = np.concatenate([self._owed, more]), np.concatenate([self._had, more])
 
 
-def _places(
+def _allocations(
     pool: Pool,
     jobs: Sequence[int],
     classes: Mapping[int, WaitingClass],
@@ -433,22 +435,22 @@ def _places(
 
     With `keeps`, running jobs keep their nodes. Without, they do if these are free when it is their turn.
     """
-    trial, places = pool.clone(), dict[int, Allocation]()
+    trial, allocations = pool.clone(), dict[int, Allocation]()
     for job, allocation in running.items():
         if keeps and job in classes:
-            places[job] = allocation
+            allocations[job] = allocation
         else:
             trial.give(allocation)
     for job in jobs:
-        if job in places:
+        if job in allocations:
             continue
         stays = running.get(job)
         is_free = stays is not None and all(trial.free[node] >= used for node, used in stays)
         placement = stays if is_free else search(trial, classes[job].gpus, classes[job].nodes)
         if placement is not None:
             trial.take(placement)
-            places[job] = placement
-    return places
+            allocations[job] = placement
+    return allocations
 
 
 def _start(line: CompetingClasses, planned: dict[int, tuple[Pool, Allocation]], ledger: JobLedger) -> None:

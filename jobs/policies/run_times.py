@@ -23,16 +23,16 @@ _UNKNOWN_NS: Final = 3600 * NS_PER_S  # before anything has ended
 
 def chain_of(job: JobArrived) -> tuple[Hashable, ...]:
     """Return a job's groups, narrowest first; those by user or request only if the job has one."""
-    named: list[Hashable] = []
+    groups: list[Hashable] = []
     if job.user:
         if job.requested_ns is not None:
-            named.append(("user, size, request", job.user, job.gpus, job.requested_ns))
-        named.append(("user, size", job.user, job.gpus))
-    return (*named, ("vc, size", job.vc, job.gpus), ("size", job.gpus), ("all",))
+            groups.append(("user, size, request", job.user, job.gpus, job.requested_ns))
+        groups.append(("user, size", job.user, job.gpus))
+    return (*groups, ("vc, size", job.vc, job.gpus), ("size", job.gpus), ("all",))
 
 
 class DurationGroup:
-    """Durations of ended jobs, with their number and sum; `number` is its place among the groups."""
+    """Durations of ended jobs, with their number and sum; `number` is its index among the groups."""
 
     __slots__ = ("_durations_ns", "many", "number", "total_ns")
 
@@ -118,13 +118,13 @@ def _requested_ns(job: JobArrived, _: int) -> int:
     return job.requested_ns
 
 
-def estimate_of(word: str, history: DurationHistory, oracle_work_ns: NDArray[np.int64] | None) -> RuntimeEstimate:
+def estimate_of(name: str, history: DurationHistory, oracle_work_ns: NDArray[np.int64] | None) -> RuntimeEstimate:
     """Return the estimate that a word names: none, the requested time, the mean of the job's group, or the truth."""
-    if word == REQUESTED:
+    if name == REQUESTED:
         return _requested_ns
-    if word == HISTORY:
+    if name == HISTORY:
         return lambda _, group: history.mean_ns(group)
-    if word == ORACLE:
+    if name == ORACLE:
         assert oracle_work_ns is not None, "an oracle without the truth"
         return lambda job, _: int(oracle_work_ns[job.job])
     return lambda _, __: 0
@@ -222,8 +222,8 @@ class GittinsTables:
         at = attained_s / first_s  # in points
         at = np.where(at < 1, at, 1 + np.log(np.maximum(at, 1)) / step)
         table, point = self._tables[int(is_running)], np.minimum(at.astype(np.int64), POINTS - 1)
-        here = table[group, point]
-        between = here + np.minimum(at - point, 1.0) * (table[group, point + 1] - here)
+        value = table[group, point]
+        between = value + np.minimum(at - point, 1.0) * (table[group, point + 1] - value)
         return between + np.maximum(attained_s - first_s * np.exp(step * (POINTS - 1)), 0.0)  # no job ran this long
 
     def _refresh(self, group: DurationGroup) -> bool:
@@ -256,6 +256,6 @@ def _sample(durations_ns: list[int]) -> tuple[Numbers, Numbers]:
     rest = len(durations_ns) - _TAIL
     if rest <= _BODY:
         return np.array(durations_ns, np.float64) / NS_PER_S, np.ones(len(durations_ns))
-    body = [durations_ns[(2 * place + 1) * rest // (2 * _BODY)] for place in range(_BODY)]
+    body = [durations_ns[(2 * index + 1) * rest // (2 * _BODY)] for index in range(_BODY)]
     weights = np.concatenate([np.full(_BODY, rest / _BODY), np.ones(_TAIL)])
     return np.array(body + durations_ns[rest:], np.float64) / NS_PER_S, weights

@@ -22,16 +22,16 @@ Write = Callable[[Change], None]
 class Slurm:
     """Its commands, on this machine."""
 
-    def ask(self, *command: str) -> str:
+    def ask(self, *arguments: str) -> str:
         """Return what a command prints.
 
         Raises:
             InputError: there is none, or it fails, or it gets no answer.
         """
-        process = self._run(command)
-        if process.returncode:
-            self._refuse(command, process)
-        return process.stdout
+        done = self._done(arguments)
+        if done.returncode:
+            self._refuse(arguments, done)
+        return done.stdout
 
     def change(self, change: Change) -> bool:
         """Write a SiteFactor: whether its job is still there.
@@ -39,24 +39,24 @@ class Slurm:
         Raises:
             InputError: as for `ask`.
         """
-        process = self._run(change.command)
-        is_gone = any(phrase in process.stderr.lower() for phrase in _JOB_IS_GONE)
-        if process.returncode and not is_gone:
-            self._refuse(change.command, process)
-        return not process.returncode
+        done = self._done(change.command)
+        is_gone = any(text in done.stderr.lower() for text in _JOB_IS_GONE)
+        if done.returncode and not is_gone:
+            self._refuse(change.command, done)
+        return not done.returncode
 
-    def _refuse(self, command: Sequence[str], process: subprocess.CompletedProcess[str]) -> None:
+    def _refuse(self, arguments: Sequence[str], done: subprocess.CompletedProcess[str]) -> None:
         remedy = _PING
-        if "ermission denied" in process.stderr:
+        if "ermission denied" in done.stderr:
             remedy = "an operator may (`sacctmgr modify user NAME set AdminLevel=Operator`), or root"
-        raise InputError(" ".join(command[:2]), "", f"{in_a_line(process.stderr or process.stdout)}; {remedy}")
+        raise InputError(" ".join(arguments[:2]), "", f"{in_a_line(done.stderr or done.stdout)}; {remedy}")
 
-    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def _done(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # would hide jobs
         environment = {**own, "SLURM_TIME_FORMAT": "%s"}
         try:
             return subprocess.run(  # noqa: S603 - constants and numbers
-                command,
+                arguments,
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -66,9 +66,9 @@ class Slurm:
             )
         except OSError:
             remedy = "give this command where Slurm's are, with SLURM_CONF where slurm.conf lies elsewhere"
-            raise InputError(command[0], "", f"there is no such command here; {remedy}") from None
+            raise InputError(arguments[0], "", f"there is no such command here; {remedy}") from None
         except subprocess.TimeoutExpired:
-            raise InputError(command[0], "", f"Slurm does not answer within {PATIENCE_S:g} s; {_PING}") from None
+            raise InputError(arguments[0], "", f"Slurm does not answer within {PATIENCE_S:g} s; {_PING}") from None
 
 
 def queue_of(slurm: Slurm) -> list[LiveJob]:

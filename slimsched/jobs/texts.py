@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,8 +104,8 @@ def _templates() -> Environment:
 
 def say(macro: str, *facts: Any) -> str:
     """Return what a macro of the sentences makes of some facts."""
-    render = getattr(_templates().get_template("sentences.j2").module, macro)
-    lines = (" ".join(line.split()) for line in str(render(*facts)).split("¶"))
+    template = getattr(_templates().get_template("sentences.j2").module, macro)
+    lines = (" ".join(line.split()) for line in str(template(*facts)).split("¶"))
     return "\n".join(re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", line) for line in lines if line)
 
 
@@ -122,14 +123,14 @@ def _table(name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str]
         heads: values of the braces in its heads.
     """
     cells = _columns(name)
-    texts = [[str(cell(row)) for cell in cells.values()] for row in rows]
-    head_columns = columns(*(head.format(**heads).rstrip() for head in cells))
-    return Table(head_columns, texts, title=title, notes=list(filter(None, notes)))
+    written = [[str(cell(row)) for cell in cells.values()] for row in rows]
+    shown = columns(*(head.format(**heads).rstrip() for head in cells))
+    return Table(shown, written, title=title, notes=list(filter(None, notes)))
 
 
-def _first(rows: Sequence[Any], noun: str) -> list[str]:
+def _first(rows: Sequence[Any], what: str) -> list[str]:
     """Return the note below the first rows of many."""
-    return [f"And {len(rows) - MAX_ROWS:,} {noun}."] if len(rows) > MAX_ROWS else []
+    return [f"And {len(rows) - MAX_ROWS:,} {what}."] if len(rows) > MAX_ROWS else []
 
 
 # ------------------------------------------------------------------------------------------------------------- a trace
@@ -137,13 +138,13 @@ def _first(rows: Sequence[Any], noun: str) -> list[str]:
 
 def imported_text(imported: Imported, log: Path, out: Path) -> str:
     """Describe what was read, left out and noted, and the trace's path."""
-    counts = imported.tally.document()
+    stats = imported.stats
     reasons = [
         _table("reasons", rows, head=head)
-        for head, rows in (("left out", counts["left_out"]), ("kept, but", counts["noted"]))
+        for head, rows in zip(("left out", "kept, but"), itemgetter("left_out", "noted")(stats.document()), strict=True)
         if rows
     ]
-    return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in imported.tally.told)])
+    return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in stats.messages)])
 
 
 def summary_text(trace: Row, name: str) -> str:
@@ -206,7 +207,7 @@ def answers(comparison: Row) -> list[Answer]:
         return []
     base = rows[comparison["baseline"]]
     best, *staying = (rows[name] for name in comparison["least"])
-    least = [say("least", row, base, _ties(comparison, row)) for row in (best, *staying)]
+    least = [say("least", row, base, _alike(comparison, row)) for row in (best, *staying)]
     least[1:] = [f"of those that stop no job: {text}" for text in least[1:]]
     if (guarded := rows.get(comparison.get("guarded"))) is not None and guarded not in (best, *staying):
         least.append(say("guarded", guarded))
@@ -227,7 +228,7 @@ def _rise_s(group: Row) -> float:
     return float((group["wait_mean_s"] or 0.0) - (group["baseline_wait_mean_s"] or 0.0))
 
 
-def _ties(comparison: Row, best: Row) -> list[str]:
+def _alike(comparison: Row, best: Row) -> list[str]:
     """Return policies with longer waits, but not significantly."""
     return [
         row["policy"]
@@ -292,16 +293,16 @@ def _coverage(document: Row) -> str:
 
 def _groups(comparison: Row) -> list[Table]:
     """Return mean waits by size and by virtual cluster, and the shares of jobs that wait less or more than before."""
-    base, grouped = comparison["baseline"], [row for row in comparison["policies"] if "groups" in row]
+    base, others = comparison["baseline"], [row for row in comparison["policies"] if "groups" in row]
     tables = []
     for kind, head, title in (("size", "GPUs", "size"), ("vc", "VC", "virtual cluster")):
-        by_policy = [{group["name"]: group for group in row["groups"] if group["kind"] == kind} for row in grouped]
+        by_policy = [{group["name"]: group for group in row["groups"] if group["kind"] == kind} for row in others]
         names = list(by_policy[0]) if by_policy else []
         if names:
             rows = [_group_row(name, by_policy) for name in names[:MAX_ROWS]]
             note = f"Mean wait; in brackets the share of jobs that wait less, and more, than under {base}."
             notes = [note, *_first(names, "more with fewer jobs")]
-            heads = columns(head, "jobs", base, *(row["policy"] for row in grouped))
+            heads = columns(head, "jobs", base, *(row["policy"] for row in others))
             tables.append(Table(heads, rows, f"Who wins and who loses, by {title}", notes))
     return tables
 

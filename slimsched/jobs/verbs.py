@@ -56,7 +56,7 @@ else:
         """Read `a=b,c=d`: words by other words."""
         pairs: dict[str, str] = {}
         for part in text.split(","):
-            key, equals, value = (each.strip() for each in part.partition("="))
+            key, equals, value = (cell.strip() for cell in part.partition("="))
             if not (key and equals and value) or key in pairs:
                 raise ValueError(f"{part!r:.80}: must be pairs such as a=b,c=d, each word once")
             pairs[key] = value
@@ -120,27 +120,26 @@ def import_log(
 
     log = Path(log)
     require_within("--gpus-per-node", gpus_per_node, 1, 1024)
-    target = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
-    if target.is_file() and not is_imported(target):
-        problem = "is there, and no trace that `jobs import` made; name another file with --out"
-        raise InputError(str(target), "", problem)
-    column_names, units_s = dict(columns or {}), dict[str, float]()
-    for name, column in column_names.items():
+    file = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
+    if file.is_file() and not is_imported(file):
+        raise InputError(str(file), "", "is there, and no trace that `jobs import` made; name another file with --out")
+    names, units_s = dict(columns or {}), dict[str, float]()
+    for name, column in names.items():
         before, _, own = column.rpartition(":")
         if before and own in UNITS_S:
-            column_names[name], units_s[name] = before, UNITS_S[own]
+            names[name], units_s[name] = before, UNITS_S[own]
     options = Options(
         gpus_per_node=gpus_per_node,
         vc=vc,
         timezone=_timezone(timezone),
-        columns=column_names,
+        columns=names,
         unit_s=UNITS_S[unit],
         units_s=units_s,
         tasks=log.with_name("pai_task_table.csv"),
     )
     with _progress(f"reading {log.name}", unit="row") as progress:
-        imported = read_log(log, target, format, options, sums=attempts == "sum", told=progress.set)
-    return CommandResult({**imported.document(), "trace": str(target)}, imported_text(imported, log, target))
+        imported = read_log(log, file, format, options, sums=attempts == "sum", on_progress=progress.set)
+    return CommandResult({**imported.document(), "trace": str(file)}, imported_text(imported, log, file))
 
 
 @verb
@@ -201,7 +200,7 @@ def generate(
     require_within("--gpus", gpus, 1, 1_000_000)
     require_within("--seed", seed, 0, LONGEST)
     _require_load(load)
-    target = writable_file(Path(out))
+    file = writable_file(Path(out))
     trace = drawing.draw(
         drawing.Drawing(
             jobs=jobs,
@@ -213,10 +212,9 @@ def generate(
             seed=seed,
         )
     )
-    write_trace(target, trace)
+    write_trace(file, trace)
     document = summarize(trace, gpus)
-    text = f"trace: {target}\n\n{summary_text(document, target.name)}"
-    return CommandResult({**document, "trace": str(target)}, text)
+    return CommandResult({**document, "trace": str(file)}, f"trace: {file}\n\n{summary_text(document, file.name)}")
 
 
 @verb
@@ -241,20 +239,20 @@ def init(
     from jobs.what_if import nodes_of, site_of, starter, typed
     from slimsched.jobs.texts import say
 
-    target = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
-    if target.exists():
-        raise InputError(str(target), "", "is there already; name another file with --out, or remove it")
+    file = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
+    if file.exists():
+        raise InputError(str(file), "", "is there already; name another file with --out, or remove it")
     if not nodes and slurm_conf is None:
         raise InputError("--nodes", "", "is missing: equal nodes, such as 64x8; or --slurm-conf FILE, which names them")
     conf = None if slurm_conf is None else read_slurm_conf(Path(slurm_conf))
     groups, jobs = tuple(nodes_of(text) for text in nodes) or (conf.nodes if conf else ()), read_trace(Path(trace))
-    path, groups = Path(trace).absolute(), typed(groups, jobs)
+    trace_path, groups = Path(trace).absolute(), typed(groups, jobs)
     with _progress("what the site runs", unit="policy") as progress:
-        site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1, conf, progress.set)
-    write_text(target, starter(jobs, Path(os.path.relpath(path, target.absolute().parent)), groups, site))
-    text = f"scenario: {target}; next: slimsched jobs compare {shlex.quote(str(target))}"
-    document = {"scenario": str(target), "baseline": site.policy, **asdict(site)}
-    return CommandResult(document, f"{say('site', site, sum(each.nodes * each.gpus for each in groups))}\n{text}")
+        site = site_of(jobs, trace_path, groups, core_count() if len(jobs) > _FEW else 1, conf, progress.set)
+    write_text(file, starter(jobs, Path(os.path.relpath(trace_path, file.absolute().parent)), groups, site))
+    text = f"scenario: {file}; next: slimsched jobs compare {shlex.quote(str(file))}"
+    document = {"scenario": str(file), "baseline": site.policy, **asdict(site)}
+    return CommandResult(document, f"{say('site', site, sum(group.nodes * group.gpus for group in groups))}\n{text}")
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
@@ -300,22 +298,22 @@ def compare(
     folder = None if out is None else Path(out)
     with _progress("policies", len(case.policies), unit="run") as progress:
 
-        def told(name: str, was_there: bool) -> None:
+        def on_run(name: str, was_there: bool) -> None:
             progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
             progress.update()
 
-        runs = run_all(case, min(core_count(), len(case.policies)), folder, told)
+        runs = run_all(case, min(core_count(), len(case.policies)), folder, on_run)
     first = case.policies[0]
     kinds = (False, True) if len(runs) > 1 else (first.policy.is_preemptive,)
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
     if len(runs) > 1:
         document = comparison_document(case, runs, bounds)
-        if (guard := guarded(case, document)) is not None:
-            with _progress(f"{guard.name}, as the longest wait grows", 1) as progress:
-                runs |= run_all(replace(case, policies=(guard,)), 1, folder)
+        if (more := guarded(case, document)) is not None:
+            with _progress(f"{more.name}, as the longest wait grows", 1) as progress:
+                runs |= run_all(replace(case, policies=(more,)), 1, folder)
                 progress.update()
-            case = replace(case, policies=(*case.policies, guard))
-            document = comparison_document(case, runs, bounds) | {"guarded": guard.name}
+            case = replace(case, policies=(*case.policies, more))
+            document = comparison_document(case, runs, bounds) | {"guarded": more.name}
         if case.scenario.jitter_s:
             document["jitter"] = jitter_document(case, core_count())
     else:
@@ -354,12 +352,7 @@ def bound(scenario: File, /) -> CommandResult:
 
 
 @verb
-def whatif(
-    scenario: File,
-    /,
-    changes: Changes = (),
-    policies: Policies = (),
-) -> CommandResult:
+def whatif(scenario: File, /, changes: Changes = (), policies: Policies = ()) -> CommandResult:
     """Compare the same jobs before and after a change of the scenario.
 
     Args:
@@ -376,7 +369,7 @@ def whatif(
 
     if not changes:
         raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
-    changed = _read_changes(changes)
+    changed = _changed(changes)
     now, then = _case(scenario, policies), _case(scenario, policies, changes=changed)
     runs = 2 * len(now.policies)
     with _progress("what if", runs) as progress:
@@ -414,10 +407,10 @@ def capacity(
     if case.snapshot is not None:
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
 
-    def told(value: float, there_s: float) -> None:
-        observer().remark(say("tried", value, there_s, by))
+    def on_trial(value: float, measured_s: float) -> None:
+        observer().remark(say("tried", value, measured_s, by))
 
-    document = capacity_document(case, wait_s, of, by, told)
+    document = capacity_document(case, wait_s, of, by, on_trial)
     return CommandResult(document, capacity_text(document))
 
 
@@ -461,36 +454,36 @@ def advise(
     slurm = Slurm()
     doubts = advice.doubts_of(slurm.ask(*advice.CONFIG_COMMAND))
     if undo is not None:
-        return _undo(Path(undo))
+        return _undone(Path(undo))
     journal_path = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
     case = _case(scenario)
-    order = named_policy(policy, case.scenario, "--policy")
-    advice.require_order(order, "--policy")
+    candidate = named_policy(policy, case.scenario, "--policy")
+    advice.require_order(candidate, "--policy")
     guard_ns = _DAY_NS if age_guard_s is None else round(age_guard_s * NS_PER_S)
-    if age_guard_s is not None or not order.policy.age_guard_ns:
-        order = replace(order, policy=replace(order.policy, age_guard_ns=guard_ns))
+    if age_guard_s is not None or not candidate.policy.age_guard_ns:
+        candidate = replace(candidate, policy=replace(candidate.policy, age_guard_ns=guard_ns))
     with _progress("judging what the site runs", 1) as progress:
         error = advice.require_near(case)
         progress.update()
-    recorded = advice.read_journal(read_text(journal_path), str(journal_path)) if journal_path.is_file() else []
-    with opened_journal(journal_path) if apply else nullcontext((recorded, None)) as (lines, write):
+    past = advice.read_journal(read_text(journal_path), str(journal_path)) if journal_path.is_file() else []
+    with opened_journal(journal_path) if apply else nullcontext((past, None)) as (lines, write):
 
         def one_pass() -> Document:
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
-            document = advice.advice_document(case, order, jobs, lines, time.time(), processes)
+            document = advice.advice_document(case, candidate, jobs, lines, time.time(), processes)
             document |= {"log_error": error, "journal": str(journal_path), "doubts": doubts}
             if write is not None:
-                document |= carry_out(slurm, [advice.Change(**each) for each in document["changes"]], write)
+                document |= carry_out(slurm, [advice.Change(**change) for change in document["changes"]], write)
             return document
 
         document = one_pass()
         if every_s is not None:
-            document = _repeat(document, one_pass, every_s)
+            document = _repeated(document, one_pass, every_s)
     return CommandResult(document, advice_text(document))
 
 
-def _repeat(document: Document, one_pass: Callable[[], Document], every_s: float) -> Document:
+def _repeated(document: Document, one_pass: Callable[[], Document], every_s: float) -> Document:
     """Return the last of many passes, each reported in a line; SIGTERM or Ctrl-C ends them.
 
     Raises:
@@ -513,7 +506,7 @@ def _repeat(document: Document, one_pass: Callable[[], Document], every_s: float
     return document
 
 
-def _undo(journal: Path) -> CommandResult:
+def _undone(journal: Path) -> CommandResult:
     """Put back what was changed according to a journal."""
     from jobs.advice import undoing
     from slimsched.jobs.slurm_commands import Slurm, carry_out, opened_journal, queue_of
@@ -523,8 +516,8 @@ def _undo(journal: Path) -> CommandResult:
         raise InputError("--undo", "", f"{journal}: no such file; name the journal that --apply told")
     slurm = Slurm()
     with opened_journal(journal) as (lines, write):
-        changes, remaining = undoing(lines, queue_of(slurm))
-        document = {"schema": "slimsched.jobsundo/1", "left": remaining, **carry_out(slurm, changes, write)}
+        changes, left = undoing(lines, queue_of(slurm))
+        document = {"schema": "slimsched.jobsundo/1", "left": left, **carry_out(slurm, changes, write)}
     return CommandResult(document, say("undone", document))
 
 
@@ -575,7 +568,7 @@ def train(
         require_within(flag, number, 1, LONGEST)
     if not Path(out).name.endswith(LEARNED_SUFFIX):
         raise InputError("out", "", f"{Path(out).name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
-    target = writable_file(Path(out))
+    file = writable_file(Path(out))
     order = policy_of(base)
     case = _case(scenario, (), load)
     earlier, later = Windows.split(case.jobs, case.world, length=window, warm=window)
@@ -583,25 +576,25 @@ def train(
     config = TrainingConfig(spec, earlier, epochs=epochs, episodes=episodes, seed=seed)
     processes = jobs or core_count()
     with _progress("epochs", epochs, unit="epoch") as progress:
-        learned = learn(config, target, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
+        learned = learn(config, file, processes, on_epoch=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, 0, "judging").tolist()
-    return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), target, later, starts, processes)
+    return _judged(NamedPolicy(RLTUNE, learned.spec.policy, learned), file, later, starts, processes)
 
 
-def _judged(learned: NamedPolicy, target: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
+def _judged(candidate: NamedPolicy, file: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
     """Judge what was learned against the baselines, on later windows."""
     from jobs.learning.training import BASELINES, judge, table_of
 
-    waits = {each.name: waits_s for each, waits_s in judge([*BASELINES, learned], later, starts, jobs=processes)}
+    waits = {policy.name: waits_s for policy, waits_s in judge([*BASELINES, candidate], later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
-        "file": str(target),
-        "base": f"{learned.policy.order}-{learned.policy.estimate}",
+        "file": str(file),
+        "base": f"{candidate.policy.order}-{candidate.policy.estimate}",
         "windows": len(starts),
         "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }
-    head = f"written: {target}\n{len(starts)} later windows of {later.length} jobs, above it: than {learned.name}"
-    return CommandResult(document, f"{head}\n\n{table_of(waits, learned.name)}")
+    head = f"written: {file}\n{len(starts)} later windows of {later.length} jobs, above it: than {candidate.name}"
+    return CommandResult(document, f"{head}\n\n{table_of(waits, candidate.name)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ scenarios
@@ -624,8 +617,8 @@ def _case(
         _require_load(load)
         changes = {**(changes or {}), "load": load}
     names = require_unique("--policy", [*map(str, policies)])
-    read = read_scenario(Path(scenario), changes, names)
-    case = read_case(read, str(scenario), profile_images_s, "--policy" if names else "")
+    parsed = read_scenario(Path(scenario), changes, names)
+    case = read_case(parsed, str(scenario), profile_images_s, "--policy" if names else "")
     require_a_fit(case)
     for doubt in warnings_of(case):
         observer().remark(f"warning: {doubt}")
@@ -648,12 +641,12 @@ def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bou
         return bounds_of(case, kinds, progress.update)
 
 
-def _read_changes(arguments: Sequence[str]) -> dict[str, Any]:
+def _changed(texts: Sequence[str]) -> dict[str, Any]:
     """Read `cluster.nodes.0.count=74`: values as a scenario's file would have them."""
     from kit import strict
 
     changes: dict[str, Any] = {}
-    for text in arguments:
+    for text in texts:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
             raise InputError("--change", "", f"{text!r:.80}: must be KEY=VALUE, such as cluster.nodes.0.count=74")
@@ -682,9 +675,9 @@ def _timezone(name: str | None) -> str | None:
     return name
 
 
-def profile_images_s(profile: Path, source: str, key: str) -> float:
+def profile_images_s(name: Path, source: str, key: str) -> float:
     """Return images a second by a profile: its file, or a bundled one's name; raises `InputError` otherwise."""
-    return images_s(read_profile(profile, source, key))
+    return images_s(read_profile(name, source, key))
 
 
 def images_s(profile: Profile) -> float:

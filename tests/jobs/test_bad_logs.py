@@ -58,7 +58,7 @@ def imported(
 
 
 def counts(found: Imported) -> dict[str, tuple[int, int]]:
-    return {reason: (count.rows, count.first_line) for reason, count in found.tally.left_out.items()}
+    return {reason: (count.rows, count.first_line) for reason, count in found.stats.left_out.items()}
 
 
 # ---------------------------------------------------------------------------------------------- rows that are left out
@@ -105,7 +105,7 @@ def test_a_bad_row_is_left_out_and_counted(bad: str, reason: str, tmp_path: Path
     found, trace = imported(tmp_path, row(), bad.format("00"), row(JobIDRaw="9"), bad.format("30"))
     assert counts(found) == {reason: (2, 3)}
     assert trace.job_id.tolist() == ["7", "9"]
-    assert found.tally.rows == 4
+    assert found.stats.rows == 4
 
 
 def test_quotes_are_letters_of_slurm(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_last_row_that_broke_off_is_told(text: str, name: str, reason: str | N
     (tmp_path / "log").write_text(text)
     found = import_log(tmp_path / "log", tmp_path / "t.parquet", name)
     assert (found.jobs, counts(found)) == (jobs, {reason: (1, 3)} if reason else {})
-    assert found.tally.told[-1 if name == "jobcomp" else 0] == HALF
+    assert found.stats.messages[-1 if name == "jobcomp" else 0] == HALF
     (tmp_path / "log").write_text(f"{CSV}5,3600,1\n")
-    assert HALF not in import_log(tmp_path / "log", tmp_path / "t.parquet", "csv").tally.told
+    assert HALF not in import_log(tmp_path / "log", tmp_path / "t.parquet", "csv").stats.messages
 
 
 def test_bytes_of_another_encoding_stay_two_names(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_bytes_of_another_encoding_stay_two_names(tmp_path: Path) -> None:
     path.write_bytes(text.replace(b"?", b"\xfc").replace(b"!", b"\xf6"))
     found = import_log(path, tmp_path / "t.parquet")
     assert read_trace(tmp_path / "t.parquet").user.tolist() == ["M\\xfcller", "M\\xf6ller", "ann"]
-    (noted,) = found.tally.noted.values()
+    (noted,) = found.stats.noted.values()
     assert (noted.rows, noted.first_line) == (2, 2)
 
 
@@ -165,7 +165,7 @@ def test_lives_of_a_requeued_job_are_one_job(tmp_path: Path) -> None:
     assert (trace.job_id.tolist(), trace.attempts.tolist()) == (["7", "9"], [2, 1])
     assert (trace.run_s[0], trace.recorded_wait_s[0], trace.status[0]) == (4200, 60, "completed")
     assert counts(found) == {"an attempt that an earlier row has": (1, 4)}
-    assert found.tally.told == [
+    assert found.stats.messages == [
         "1 GPU-hours of attempts before the last are counted in (--attempts last leaves them out)",
     ]
     _, last = imported(tmp_path, again, first, row(JobIDRaw="9"), sums=False)
@@ -185,9 +185,9 @@ def test_a_clock_change_is_told_and_slurms_own_count_taken(tmp_path: Path) -> No
     changed = row(Submit="2024-03-31T01:00:00", Start="2024-03-31T01:30:00", End="2024-03-31T03:30:00")
     found, trace = imported(tmp_path, changed)
     assert trace.run_s.tolist() == [3600]
-    assert found.tally.noted[CLOCK_CHANGED].first_line == 2
+    assert found.stats.noted[CLOCK_CHANGED].first_line == 2
     right, _ = imported(tmp_path, changed, options=Options(timezone="Europe/Berlin"))
-    assert CLOCK_CHANGED not in right.tally.noted
+    assert CLOCK_CHANGED not in right.stats.noted
     assert right.start == "2024-03-31T00:00:00+00:00"
 
 
@@ -196,8 +196,8 @@ def test_rows_and_years_out_of_order_are_told(tmp_path: Path) -> None:
     late = row(JobIDRaw="8", Submit=submit, Start=start, End=end)
     found, trace = imported(tmp_path, late, row())
     assert trace.job_id.tolist() == ["7", "8"]
-    assert "1 rows were submitted before the row above" in found.tally.told[0]
-    assert "3,652 days before line 2" in found.tally.told[1]
+    assert "1 rows were submitted before the row above" in found.stats.messages[0]
+    assert "3,652 days before line 2" in found.stats.messages[1]
 
 
 def test_a_start_before_the_submit_is_not_known(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_start_before_the_submit_is_not_known(tmp_path: Path) -> None:
     by_id = dict(zip(trace.job_id, trace.recorded_wait_s.tolist(), strict=True))
     assert by_id["8"] == 60
     assert by_id["7"] != by_id["7"]
-    assert [count.first_line for count in found.tally.noted.values()] == [2]
+    assert [count.first_line for count in found.stats.noted.values()] == [2]
 
 
 # ----------------------------------------------------------------------------------------------- files that are refused
@@ -342,7 +342,7 @@ def test_swf_parts_and_what_is_not_known(tmp_path: Path) -> None:
     path = tmp_path / "x.swf"
     path.write_text("\n".join(["; a remark", line(1, 10, 1), line(1, 5, 2), line(2, -1, 5), ";", line(3, 7, 0)]))
     found = import_log(path, tmp_path / "t.parquet")
-    assert found.tally.rows == 4
+    assert found.stats.rows == 4
     assert counts(found) == {
         "parts of a job whose whole is a line of its own (status 2 to 4)": (1, 3),
         "no run time": (1, 4),
@@ -376,7 +376,7 @@ def test_any_damage_is_a_trace_or_one_message(
         return
     trace = read_trace(folder / "t.parquet")
     attempts = int(trace.attempts.sum()) if name in ("sacct", "jobcomp") else len(trace)
-    assert attempts + sum(count.rows for count in found.tally.left_out.values()) == found.tally.rows
+    assert attempts + sum(count.rows for count in found.stats.left_out.values()) == found.stats.rows
 
 
 def test_a_line_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> None:

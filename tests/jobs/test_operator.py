@@ -148,7 +148,7 @@ def test_no_job_fits_that_wants_so_many_nodes(tmp_path: Path, capsys: pytest.Cap
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
     case = on_nodes(tmp_path, drawn())
     tried: dict[float, float] = {}
-    found = capacity_document(case, WAIT_S, told=tried.__setitem__)
+    found = capacity_document(case, WAIT_S, on_trial=tried.__setitem__)
     low, high = found["load_kept"], found["load_broken"]
     assert low is not None
     assert high is not None

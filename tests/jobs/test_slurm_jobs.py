@@ -43,7 +43,7 @@ def test_a_wait_begins_when_the_job_may_begin(tmp_path: Path) -> None:
     found, trace = imported(tmp_path, attempt("7", "10:00:00", "10:00:05", "12:00:01", 7196), chained)
     assert (trace.submit_s.tolist(), trace.recorded_wait_s.tolist()) == ([0, 7202], [5, 5])
     assert trace.recorded_start_s.tolist() == [5, 7207]
-    assert (found.tally.noted[HELD].rows, found.tally.noted[HELD].first_line) == (1, 3)
+    assert (found.stats.noted[HELD].rows, found.stats.noted[HELD].first_line) == (1, 3)
     never = attempt("9", "10:00:03", "10:00:05", "12:00:01", 7196, Eligible="Unknown")
     assert imported(tmp_path, never)[1].recorded_wait_s.tolist() == [2]
 
@@ -57,14 +57,14 @@ OTHER = attempt("8", "10:00:00", "10:05:00", "10:15:00", 600)
 def test_a_job_that_went_back_to_the_queue_has_not_ended(later: list[dict[str, str]], tmp_path: Path) -> None:
     found, trace = imported(tmp_path, FIRST, OTHER, *later)
     assert trace.job_id.tolist() == ["8"]
-    assert {reason: count.rows for reason, count in found.tally.left_out.items()} == {"not yet ended": 1 + len(later)}
+    assert {reason: count.rows for reason, count in found.stats.left_out.items()} == {"not yet ended": 1 + len(later)}
 
 
 @pytest.mark.parametrize("former", [PENDING, RUNNING], ids=["in the queue", "running"])
 def test_what_was_open_in_an_earlier_export_has_ended_in_a_later_one(former: dict[str, str], tmp_path: Path) -> None:
     found, trace = imported(tmp_path, FIRST, former, FIRST, SECOND)
     assert (trace.run_s.tolist(), trace.attempts.tolist()) == ([2400], [2])
-    assert {reason: count.rows for reason, count in found.tally.left_out.items()} == {
+    assert {reason: count.rows for reason, count in found.stats.left_out.items()} == {
         "not yet ended": 1,
         "an attempt that an earlier row has": 1,
     }
@@ -74,7 +74,7 @@ def test_a_job_that_was_cancelled_on_its_way_back_has_ended(tmp_path: Path) -> N
     cancelled = attempt("7", "10:15:00", "None", "10:20:00", 0, "CANCELLED by 0", AllocTRES="")
     found, trace = imported(tmp_path, FIRST, cancelled)
     assert trace.run_s.tolist() == [600]
-    assert list(found.tally.left_out) == ["never started"]
+    assert list(found.stats.left_out) == ["never started"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_another_job_of_the_same_id_stays_another(changes: dict[str, str], tmp_p
     found, trace = imported(tmp_path, {**FIRST, "State": "COMPLETED"}, {**SECOND, **changes})
     assert sorted(trace.job_id.tolist()) == ["7", "7#2"]
     assert (sorted(trace.run_s.tolist()), trace.attempts.tolist()) == ([600, 1800], [1, 1])
-    assert (found.tally.noted[OTHERS].rows, ATTEMPTS in found.tally.noted) == (1, False)
+    assert (found.stats.noted[OTHERS].rows, ATTEMPTS in found.stats.noted) == (1, False)
 
 
 def _part(number: int, gpus: str, **words: str) -> dict[str, str]:
@@ -108,7 +108,7 @@ def test_parts_of_a_heterogeneous_job_are_one_job(tmp_path: Path) -> None:
     assert dict(zip(trace.job_id, trace.gpus.tolist(), strict=True)) == {"20": 12, "8": 2}
     job = trace.job_id.tolist().index("20")
     assert (trace.run_s[job], trace.attempts[job], trace.gpu_types[job]) == (2400, 2, "a100|v100")
-    assert {what: found.tally.noted[what].rows for what in (PARTS, ATTEMPTS)} == {PARTS: 2, ATTEMPTS: 1}
+    assert {what: found.stats.noted[what].rows for what in (PARTS, ATTEMPTS)} == {PARTS: 2, ATTEMPTS: 1}
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ CPUS = {**OTHER, "JobIDRaw": "9", "NNodes": "3", "ReqTRES": "cpu=8,gres/gpumem=0
 def test_gpus_per_node_is_for_logs_that_name_no_gpu(tmp_path: Path) -> None:
     options = Options(gpus_per_node=4)
     found, trace = imported(tmp_path, CPUS, {**CPUS, "JobIDRaw": "10"}, options=options)
-    assert (trace.gpus.tolist(), found.tally.noted[FILLED].rows) == ([12, 12], 2)
+    assert (trace.gpus.tolist(), found.stats.noted[FILLED].rows) == ([12, 12], 2)
     found, trace = imported(tmp_path, CPUS, OTHER, options=options)
     assert trace.job_id.tolist() == ["8"]
-    assert "--gpus-per-node was not used" in found.tally.told[0]
+    assert "--gpus-per-node was not used" in found.stats.messages[0]
 
 
 @pytest.mark.parametrize("gres, gpus", [("gpu:2", 2), ("gpu:a100:2,gpu:v100:1", 3), ("nvme:1,gpu:2(S:0-1)", 2)])
@@ -181,4 +181,4 @@ def test_jobcomp_says_the_same(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "t.parquet")
     assert trace.job_id.tolist() == ["7", "20", "31"]
     assert (trace.run_s.tolist(), trace.gpus.tolist()) == ([2400, 60, 1], [2, 4, 2])
-    assert {reason: count.first_line for reason, count in found.tally.left_out.items()} == {"not yet ended": 3}
+    assert {reason: count.first_line for reason, count in found.stats.left_out.items()} == {"not yet ended": 3}

@@ -141,7 +141,7 @@ def test_what_is_no_plain_job(size: int, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(blocks, "__defaults__", (size,))
     trace = trace_of_log("mess", tmp_path)
     assert len(trace) == 25
-    noted = import_log(tmp_path / "mess.log", tmp_path / "t.parquet").tally.noted
+    noted = import_log(tmp_path / "mess.log", tmp_path / "t.parquet").stats.noted
     assert [noted[each].rows for each in (MORE, SPREAD, ASKED)] == [1, 1, 1]
     assert trace.job_id[trace.nodes != 1].tolist() == ["4"]  # `-N 2`; 27 lay on two nodes, and had not asked for them
     assert trace.nodes[trace.job_id == "4"] == 2

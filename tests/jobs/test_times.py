@@ -121,7 +121,7 @@ def test_what_is_no_run_time_is_left_out_and_shown(text: str, tmp_path: Path) ->
     path = tmp_path / "log.csv"
     path.write_text(f"submit_s,run_s,gpus\n5,60,1\n6,{text},1\n7,60,1\n")
     found = import_log(path, tmp_path / "t.parquet")
-    ((reason, count),) = found.tally.left_out.items()
+    ((reason, count),) = found.stats.left_out.items()
     shown = f"unread run time, such as '{text}'; write seconds, 02:00:00, 1-02:00:00, 90m, 2h or 2h5m10s"
     assert (reason, count.rows, count.first_line) == ("no run time" if text == "-" else shown, 1, 3)
 
@@ -169,7 +169,7 @@ def test_a_run_time_is_from_start_to_end_where_no_column_has_it(tmp_path: Path) 
     found = import_log(path, tmp_path / "t.parquet")
     trace = read_trace(tmp_path / "t.parquet")
     assert (trace.run_s.tolist(), trace.recorded_wait_s.tolist()) == ([3630], [60])
-    reasons = {reason: count.first_line for reason, count in found.tally.left_out.items()}
+    reasons = {reason: count.first_line for reason, count in found.stats.left_out.items()}
     assert reasons == {"not yet ended": 3, "never started": 4, "ended before it started": 5}
 
 
@@ -181,4 +181,4 @@ def test_what_may_be_no_seconds_is_told_with_the_flag(submit_s: float, run_s: fl
     path = tmp_path / "log.csv"
     path.write_text(f"submit_s,run_s,gpus\n0,{run_s},1\n{submit_s},{run_s},1\n")
     found = import_log(path, tmp_path / "t.parquet")
-    assert any(told in text and "(--unit says otherwise)" in text for text in found.tally.told)
+    assert any(told in text and "(--unit says otherwise)" in text for text in found.stats.messages)

@@ -116,7 +116,7 @@ def test_windows_without_a_choice_teach_nothing() -> None:
         some,
         rows=some.rows[:0],
         counts=some.counts[:0],
-        chosen=some.chosen[:0],
+        choice=some.choice[:0],
         log_prob=nothing,
         pooled=some.pooled[:0],
         rewards=nothing,

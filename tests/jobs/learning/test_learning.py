@@ -95,7 +95,7 @@ def test_an_episode_is_what_the_policy_did_and_is_paid_by_its_definition() -> No
     this = config()
     episode = play(this, (fresh_weights(SIZES, 0, "actor"), 70, 5))
     assert len(episode.rows) == episode.counts.sum()
-    assert (episode.chosen < episode.counts).all()
+    assert (episode.choice < episode.counts).all()
     base = this.windows.run(70, this.base)
     most_s = max(float(base.wait_s.sum()), 60.0 * 40)
     assert episode.base_score == pytest.approx(float(base.wait_s[10:].mean()))

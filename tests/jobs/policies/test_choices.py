@@ -73,7 +73,7 @@ def test_what_is_seen_by_hand() -> None:
     run(policy, these, nodes=(8, 2), run_options={"choosing": Choosing(told)})
     view = next(view for view in told.views if len(view) == 2)
     assert (view.gpus.tolist(), view.may.tolist()) == ([1, 8], [True, False])
-    rows, e = view.seen, 1e-5
+    rows, e = view.inputs, 1e-5
     after = (2 - 9 + 10) / (20 + e)
     assert rows[0] == pytest.approx([0, 1 / 8, 1 / 2 / 10, after, 0, 1 / 3, 1 - e, 1 / 8], abs=1e-6)
     assert rows[1] == pytest.approx([0, 1 - e, 8 / 2 / 10, after, 0, e, e, np.log10(8000) / 8], abs=1e-6)
@@ -88,7 +88,7 @@ def test_a_field_is_of_those_pools_alone_between_which_jobs_choose() -> None:
     run(CHOICE, these, groups=groups, run_options={"choosing": Choosing(told)})
     view = next(view for view in told.views if len(view) == 3)
     of_b = (8 - 5 + 8) / (2 * 8)  # free GPUs, their demand, all
-    assert view.seen[:, 3] == pytest.approx([(0 - 4 + 4) / (2 * 4), of_b, of_b], abs=1e-5)
+    assert view.inputs[:, 3] == pytest.approx([(0 - 4 + 4) / (2 * 4), of_b, of_b], abs=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------------ ways
