@@ -71,7 +71,8 @@ def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, 
     c.free_message = message.next
     c.free_messages -= 1
     message.server, message.epoch = server.index, server.epoch
-    message.head, message.count, message.reason, message.next = slot, count, reason, NONE
+    message.head, message.count = slot, count
+    message.reason, message.next = reason, NONE
     message.slot = number
     return message
 
