@@ -708,7 +708,6 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        """Complete requests that have passed their last segment."""
         tally, top1 = self._tallies[entries[0].service_class], self._top1  # a block is of one class
         limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)

@@ -446,7 +446,6 @@ class ProfileCosts:
         return self._devices[server].keys[key.segment, key.width, key.previous_width]
 
     def _padded(self, server: int, batch: int) -> int:
-        """Return the padded size on the device."""
         return next((size for size in self._devices[server].padded_sizes if size >= batch), batch)
 
 

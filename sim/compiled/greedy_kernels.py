@@ -301,7 +301,6 @@ def _take_due(c: Cluster, p: Parameters, pending: Pending, now: int) -> int:
 
 @kernel
 def _unlink(c: Cluster, p: Parameters, pending: Pending, slot: int) -> None:
-    """Remove an instance from a list."""
     at, after = pending.head, instance_at(c, p, slot).link
     if at == slot:
         pending.head = after
@@ -356,7 +355,6 @@ def _set_taken(c: Cluster, p: Parameters, server: Server, slot: int, state: int)
 
 @kernel
 def _release_batch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """Free the instance of a batch that is over."""
     server.running -= instance_at(c, p, slot).count
     _set_free(c, p, server, slot, now)
 
@@ -417,7 +415,6 @@ def _note_residency(p: Parameters, server: Server) -> None:
 
 @kernel
 def _remove(c: Cluster, p: Parameters, server: Server, slot: int) -> None:
-    """Free the slot of a removed instance."""
     instance = instance_at(c, p, slot)
     instances = spec_at(p, server, instance.spec)
     at = instances.head

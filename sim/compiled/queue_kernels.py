@@ -251,7 +251,6 @@ def push(c: Cluster, p: Parameters, slot: int) -> None:
 
 @kernel
 def _unlink(c: Cluster, p: Parameters, request: Request) -> None:
-    """Remove a request from the overall order."""
     before, after = request.fifo_previous, request.fifo_next
     if before == NONE:
         c.fifo_head = after

@@ -352,7 +352,6 @@ class Rollouts:
         return columns.rows(np.concatenate([rows[c, :n] for c, n in enumerate(completed.tolist())]))
 
     def _new_run(self, index: int) -> RunRow:
-        """Begin a cluster's next episode."""
         number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
         self._rounds[index] += 1
         run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
