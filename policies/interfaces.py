@@ -119,9 +119,9 @@ class AccuracyPrior:
         return prior
 
 
-def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+def _distance(widths: tuple[float, ...], other: tuple[float, ...]) -> float:
     """Return the sum of absolute differences, rounded: 0.3 - 0.2 and 0.2 - 0.1 are a tie."""
-    return round(sum(abs(a - b) for a, b in zip(one, other, strict=True)), DIGITS)
+    return round(sum(abs(a - b) for a, b in zip(widths, other, strict=True)), DIGITS)
 
 
 # ------------------------------------------------------------------------------------------------------ nests of widths

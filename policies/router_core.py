@@ -460,13 +460,13 @@ class RouterCore:
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
         tally = self._tallies[line.head.service_class]
         goal, others = tally.goal, self.completed - tally.completed
-        seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
+        queue_facts = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
         goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
         can_take, samples = (lambda index: servers[index].valid), self.config.samples
         sample = sampled_servers(
             self._decision, line.head.location, reversed(self._freed), can_take, len(servers), samples
         )
-        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts, sample)))
+        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *queue_facts, *goal_facts, sample)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
         """Return the head's line or, if it is held or no free server can hold its segment, the oldest line that can

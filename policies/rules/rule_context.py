@@ -308,7 +308,7 @@ def worth_of_steps(context: RouterContext, of: Sequence[float] = ()) -> npt.NDAr
     top1 = np.array([context.prior(tuple(of[w] for w in code)) for code in codes])
     steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
     cost_s = np.array(list(tuple_costs_s(context, (tuple(of[w] for w in code) for code in codes)).values()))
-    lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
+    lacks = np.array([top1[cost_s <= own_s].max() - own for own_s, own in zip(cost_s, top1, strict=True)])
     weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
     terms = np.hstack([np.ones((len(codes), 1)), steps])
     coefficients = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]

@@ -196,8 +196,8 @@ class Packed:
 
 def _packed(context: RouterContext) -> Packed:
     config, costs = context.config, context.costs
-    servers, ways = range(config.servers), [path(middle_widths(config, widths)) for widths in config.model_widths]
-    order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for keys in ways for key in keys))
+    servers, paths = range(config.servers), [path(middle_widths(config, widths)) for widths in config.model_widths]
+    order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for keys in paths for key in keys))
     full_ns = (config.groups[-1] * middle_way_ns(context, server) // config.segments for server in servers)
     return Packed(costs, tuple(order), tuple(full_ns))
 
