@@ -80,7 +80,7 @@ class GoalControl:
     completed: int = 0
     late: int = 0
     accuracy_sum: float = 0.0
-    kept: float = 0.0
+    held_floor: float = 0.0
     span_s: float = 0.0
     images: float = 0.0
     debt: float = 0.0
@@ -155,8 +155,8 @@ def weight_of(control: GoalControl, view: ClusterView) -> float:
 
 def keep_floor(control: GoalControl, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
     """Shift by the mean deficit below the floor."""
-    if floor != control.kept:  # a changed floor restarts the controller, which then follows soon
-        control.kept = floor
+    if floor != control.held_floor:  # a changed floor restarts the controller, which then follows soon
+        control.held_floor = floor
         control.span_s = 0.0
         control.images = 0.0
         control.debt = 0.0
@@ -192,25 +192,25 @@ def keep_limit(control: GoalControl, limit_ns: int, came: int, late: int, passed
     keep = LIMIT_HORIZON_S / (LIMIT_HORIZON_S + passed_s)
     control.judged = control.judged * keep + came
     control.over = control.over * keep + (late - AIM * came)
-    known = control.judged + FEW
-    excess = min(MAX_EXCESS, control.over / known)
-    control.over = excess * known
+    weight = control.judged + FEW
+    excess = min(MAX_EXCESS, control.over / weight)
+    control.over = excess * weight
     if not is_stuck(control, -excess, rests):
         moved = control.limit_bias - LIMIT_GAIN_PER_S * excess * min(passed_s, LONGEST_S)
         control.limit_bias = min(control.most, max(-MAX_SHIFT, moved))
     control.limit_shift = min(control.most, max(-MAX_SHIFT, control.limit_bias - LIMIT_GAIN * excess))
 
 
-def is_stuck(control: GoalControl, wanted: float, rests: bool) -> bool:
+def is_stuck(control: GoalControl, demand: float, rests: bool) -> bool:
     """Return whether the dial could not follow a demand (for accuracy above 0), which would only have to be undone.
 
     A controller that `rests` is not followed at all, and must not demand less than the other meanwhile.
     """
     return (
         control.end == AT_BOTH
-        or (control.end == AT_WIDEST and wanted > 0.0)
-        or (control.end == AT_NARROWEST and wanted < 0.0)
-        or (rests and wanted < 0.0)
+        or (control.end == AT_WIDEST and demand > 0.0)
+        or (control.end == AT_NARROWEST and demand < 0.0)
+        or (rests and demand < 0.0)
     )
 
 
@@ -237,8 +237,8 @@ class Steered:
         control = self._goals("floor", floor)
         if floor is not None and floor > control.best:
             raise ValueError(f"no width tuple is as accurate as {floor:g}; the best has {control.best:.4f}")
-        for each in control.all:
-            each.floor = FOLLOW if floor is None else floor
+        for controller in control.all:
+            controller.floor = FOLLOW if floor is None else floor
 
     def set_p99_limit(self, limit_s: float | None) -> None:
         """Be as accurate as this p99 latency, in seconds, allows; 0 for no limit, None for the operator's.
@@ -247,8 +247,8 @@ class Steered:
             ValueError: the router has no control; the limit is below 0.
         """
         control = self._goals("limit", limit_s)
-        for each in control.all:
-            each.limit_ns = FOLLOW_NS if limit_s is None else nanoseconds(limit_s)
+        for controller in control.all:
+            controller.limit_ns = FOLLOW_NS if limit_s is None else nanoseconds(limit_s)
 
     def set_energy_weight(self, weight: float | None) -> None:
         """Set the price of a joule per image, in points of accuracy (0.01); 0 for nothing, None for the operator's.
@@ -259,8 +259,8 @@ class Steered:
         control = self._goals("weight of energy", weight)
         if not control.weighs:
             raise ValueError("this router knows no energy; only compass has a weight of it")
-        for each in control.all:
-            each.energy_weight = FOLLOW if weight is None else weight
+        for controller in control.all:
+            controller.energy_weight = FOLLOW if weight is None else weight
 
     def _goals(self, name: str, value: float | None) -> GoalControl:
         control: GoalControl | None = getattr(self, "control", None)

@@ -282,7 +282,10 @@ class GreedyScheduler:
                 take_in(event, now_ns, commands)
                 self._schedule(now_ns, commands)
         elif isinstance(event, ServerUp):
-            self._come_up(event, now_ns, commands)
+            self._forget_everything()
+            self._epoch = event.epoch
+            commands.extend(self._load(spec, now_ns) for spec in self.knobs.preload)
+            self._plan_wake(now_ns)
         elif isinstance(event, ServerDown) and self._is_current(event):
             self._forget_everything()
         return commands  # none for a batch's start and stragglers: they change nothing here
@@ -291,12 +294,6 @@ class GreedyScheduler:
         if type(event) is BlockArrived:
             return event.block.epoch == self._epoch
         return type(event) is TimerFired or event.epoch == self._epoch
-
-    def _come_up(self, event: ServerUp, now_ns: int, commands: list[ServerCommand]) -> None:
-        self._forget_everything()
-        self._epoch = event.epoch
-        commands.extend(self._load(spec, now_ns) for spec in self.knobs.preload)
-        self._plan_wake(now_ns)
 
     def _forget_everything(self) -> None:
         self._queue.clear()
@@ -551,7 +548,7 @@ class GreedyScheduler:
         self._next_instance += 1
         self.memory.charge(vram_bytes)
         self._instances[instance.id] = instance
-        insort(self._by_segment.setdefault(segment, []), instance, key=_width)
+        insort(self._by_segment.setdefault(segment, []), instance, key=lambda each: each.width)
         self._note_residency()
         return LoadInstance(self._epoch, instance.id, segment, width)
 
@@ -599,12 +596,8 @@ class GreedyScheduler:
         self.next_wake_ns = wake_ns
 
 
-def _goes_before(one: Instance, other: Instance) -> bool:
+def _goes_before(instance: Instance, other: Instance) -> bool:
     """Return, of two instances of one width, the one used last, or the lower id if both were."""
-    if one.last_used_ns != other.last_used_ns:
-        return one.last_used_ns > other.last_used_ns
-    return one.id < other.id
-
-
-def _width(instance: Instance) -> float:
-    return instance.width
+    if instance.last_used_ns != other.last_used_ns:
+        return instance.last_used_ns > other.last_used_ns
+    return instance.id < other.id

@@ -111,17 +111,17 @@ class AccuracyPrior:
         """Return the prior for the widths so far (at least one)."""
         prior = self._answers.get(widths)
         if prior is None:
-            same_length = sorted(known for known in self._prior if len(known) == len(widths))
+            same_length = sorted(prefix for prefix in self._prior if len(prefix) == len(widths))
             if not same_length:
                 raise ValueError(f"no width tuple of length {len(widths)} in the accuracy table")
-            nearest = min(same_length, key=lambda known: _distance(known, widths))
+            nearest = min(same_length, key=lambda prefix: _distance(prefix, widths))
             prior = self._answers[widths] = self._prior[nearest]
         return prior
 
 
-def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+def _distance(widths: tuple[float, ...], other: tuple[float, ...]) -> float:
     """Return the sum of absolute differences, rounded: 0.3 - 0.2 and 0.2 - 0.1 are a tie."""
-    return round(sum(abs(a - b) for a, b in zip(one, other, strict=True)), DIGITS)
+    return round(sum(abs(a - b) for a, b in zip(widths, other, strict=True)), DIGITS)
 
 
 # ------------------------------------------------------------------------------------------------------ nests of widths
@@ -140,11 +140,11 @@ def nests_of(widths: Widths, nests: tuple[int, ...]) -> tuple[Widths, ...]:
     """
     if sum(nests) != len(widths) and nests:
         raise ValueError(f"nests of {list(nests)} widths do not make up {len(widths)}")
-    found, rest = list[Widths](), widths
+    parts, rest = list[Widths](), widths
     for count in nests or (len(widths),):
-        found.append(rest[:count])
+        parts.append(rest[:count])
         rest = rest[count:]
-    return tuple(found)
+    return tuple(parts)
 
 
 @lru_cache(maxsize=64)
@@ -216,7 +216,7 @@ class Alike:
 
         A route is from 0, the router, or from link n - 1; to a link; and `HERE`, `IN_RACK` or `ELSEWHERE`.
         """
-        ways: dict[tuple[int, int, int], tuple[int, int]] = {}
+        routes: dict[tuple[int, int, int], tuple[int, int]] = {}
         racks: dict[int, dict[int, list[int]]] = {}  # by rack and link, the servers
         for server, (link, rack) in enumerate(zip(self.links, self.racks, strict=True)):
             racks.setdefault(rack, {}).setdefault(link, []).append(server)
@@ -224,15 +224,15 @@ class Alike:
         for links in racks.values():
             for (link, sources), (to, servers) in product(links.items(), repeat=2):
                 for source, server in product(sources[:2], servers[:2]):
-                    ways.setdefault((link + 1, to, HERE if source == server else IN_RACK), (source, server))
+                    routes.setdefault((link + 1, to, HERE if source == server else IN_RACK), (source, server))
             for link, (first, *_) in links.items():
-                ways.setdefault((0, link, ELSEWHERE), (ROUTER, first))
+                routes.setdefault((0, link, ELSEWHERE), (ROUTER, first))
                 apart.setdefault(link, []).append(first)
         for (link, sources), (to, servers) in product(apart.items(), repeat=2):
             for source, server in product(sources[:2], servers[:2]):
                 if self.racks[source] != self.racks[server]:
-                    ways.setdefault((link + 1, to, ELSEWHERE), (source, server))
-        return ways
+                    routes.setdefault((link + 1, to, ELSEWHERE), (source, server))
+        return routes
 
 
 def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:

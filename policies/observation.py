@@ -74,7 +74,7 @@ def masks(view: ClusterView) -> tuple[Bools, Bools]:
 def problem_with(holds_s: Sequence[float], limit_s: float) -> str | None:
     """Return what is wrong with waits under this limit of the router, with the remedy; None for nothing."""
     if list(holds_s) != sorted(set(holds_s)) or not all(
-        isfinite(each * NS_PER_S) and each * NS_PER_S >= 1 for each in holds_s
+        isfinite(seconds * NS_PER_S) and seconds * NS_PER_S >= 1 for seconds in holds_s
     ):
         return f"{list(holds_s)} must ascend, each a nanosecond or longer; or leave it empty, to hold nobody"
     if not holds_s or holds_s[-1] <= limit_s:

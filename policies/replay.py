@@ -152,7 +152,7 @@ class Books:
             violations.append(
                 Violation(str(server_epoch), None, "there is no log of it, and the router says that it served")
             )
-        for _, book in sorted(self._server_epochs.items(), key=lambda each: each[0]):
+        for _, book in sorted(self._server_epochs.items(), key=lambda entry: entry[0]):
             violations += [*book.violations, *_compare(router, book)]
         fates = list(router.fates().values())
         return Account({fate: fates.count(fate) for fate in Fate}, tuple(violations))
@@ -209,14 +209,12 @@ class _RouterBook(_Book):
             case ServerDown(server, epoch, reason):
                 server_epoch = _ServerEpoch(server, epoch)
                 self.ended.setdefault(server_epoch, reason)
-                self._close(
-                    [each for each in self._under_way if _server_epoch_of(self._last[each]) == server_epoch], Fate.LOST
-                )
+                self._close(self._of_epoch(self._under_way, server_epoch), Fate.LOST)
             case TransferFailed(block, _, _, requests):  # stale for one that has ended already
                 if block not in self.sent:
                     self.note(number, f"a transfer failed of block {block}, which was never sent")
-                its_own = [each for each in self._sent_with(requests) if self._last[each].block == block]
-                self._close(its_own, Fate.NOT_MOVED)
+                affected = [request for request in self._sent_with(requests) if self._last[request].block == block]
+                self._close(affected, Fate.NOT_MOVED)
             case RequestsReturned(server, epoch, requests, segment, width, residency=residency):
                 returned = ReturnRequests(epoch, requests, segment, width, residency)
                 self._hear(_ServerEpoch(server, epoch), returned, Fate.RETURNED)
@@ -237,10 +235,11 @@ class _RouterBook(_Book):
     def _hear(self, server_epoch: _ServerEpoch, answer: _Answer, fate: Fate) -> None:
         """Note an answer; from an epoch that has ended it is stale, as its requests are lost already."""
         _note_answer(self.answers.setdefault(server_epoch, {}), answer, self.steps - 1, self._last)
-        self._close(
-            [each for each in self._sent_with(answer.requests) if _server_epoch_of(self._last[each]) == server_epoch],
-            fate,
-        )
+        self._close(self._of_epoch(self._sent_with(answer.requests), server_epoch), fate)
+
+    def _of_epoch(self, requests: Iterable[int], server_epoch: _ServerEpoch) -> list[int]:
+        blocks = ((request, self._last[request]) for request in requests)
+        return [request for request, block in blocks if _ServerEpoch(block.server, block.epoch) == server_epoch]
 
     def _sent_with(self, requests: Iterable[int]) -> list[int]:
         return [request for request in requests if request in self._under_way]
@@ -281,10 +280,6 @@ class _EpochBook(_Book):
         for command in step.commands:
             if isinstance(command, ReturnRequests | RejectRequests):
                 _note_answer(self.answers, command, number, self._last)
-
-
-def _server_epoch_of(block: Block) -> _ServerEpoch:
-    return _ServerEpoch(block.server, block.epoch)
 
 
 def _note_answer(answers: _Answers, answer: _Answer, step: int, block_of: Mapping[int, Block]) -> None:
@@ -330,7 +325,7 @@ def _heard_in_time(book: _EpochBook, heard: _Answers, *, is_drained: bool) -> in
     if book.ended is None:
         return 0  # simulated messages may overtake each other
     times = [times[:count] for answer, times in book.answers.items() if (count := len(heard.get(answer, ())))]
-    last = max((step for each in times for step, _ in each), default=0)
+    last = max((step for heard_times in times for step, _ in heard_times), default=0)
     return max(last, book.heard - 1) if book.ended else last
 
 
@@ -394,26 +389,26 @@ def replay_run(
         The problems, one line each: where each log differs from fresh cores, and where the logs disagree on a block.
     """
     books = Books()
-    wrong: list[str] = []
+    problems: list[str] = []
     parts = {"router": books.router(log) if agent_logs else books.whole(log)}
-    for each in agent_logs:
-        parts[f"server:{each.server}, epoch {each.epoch}"] = books.server_epoch(
-            each.steps, server=each.server, epoch=each.epoch, heard=each.heard, ended=each.ended
+    for entry in agent_logs:
+        parts[f"server:{entry.server}, epoch {entry.epoch}"] = books.server_epoch(
+            entry.steps, server=entry.server, epoch=entry.epoch, heard=entry.heard, ended=entry.ended
         )
     for name, steps in parts.items():
         divergence = replay(steps, router, servers)
         for _ in steps:  # later steps are bookkeeping
             pass
         if divergence is not None:
-            wrong.append(f"{name}, step {divergence.step}: {divergence.logged} is now {list(divergence.replayed)}")
-    return [*wrong, *map(str, books.close().violations)]
+            problems.append(f"{name}, step {divergence.step}: {divergence.logged} is now {list(divergence.replayed)}")
+    return [*problems, *map(str, books.close().violations)]
 
 
 # ----------------------------------------------------------------------------------------------------------- plain data
 
 
 _WORDS: dict[str, type[Any]] = {
-    name: word for name, word in vars(vocabulary).items() if isinstance(word, type) and issubclass(word, msgspec.Struct)
+    name: kind for name, kind in vars(vocabulary).items() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 } | {"RouterConfig": RouterConfig, "GreedyKnobs": GreedyKnobs}
 
 
@@ -441,10 +436,10 @@ def from_jsonable(data: Any) -> Any:
         return data
     if data.get("is") == "mapping":
         return {from_jsonable(key): from_jsonable(item) for key, item in data["items"]}
-    word = _WORDS.get(str(data.get("is")))
-    if word is None:
+    kind = _WORDS.get(str(data.get("is")))
+    if kind is None:
         raise ValueError(f"unknown event or command {data.get('is')!r}")
     try:
-        return word(**{name: from_jsonable(item) for name, item in data.items() if name != "is"})
+        return kind(**{name: from_jsonable(item) for name, item in data.items() if name != "is"})
     except TypeError as error:
         raise ValueError(f"{data['is']}: {error}") from None

@@ -123,7 +123,7 @@ class _Request(msgspec.Struct):
     service_class: int = 0
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _Question(msgspec.Struct, frozen=True):
     """The subject of a decision, frozen: the length of the line; `may_hold` is whether the answer may be a hold."""
 
     line: _Line
@@ -147,7 +147,7 @@ class _OpenBlock(msgspec.Struct):
     """A block in progress: the number of members that have not ended, and how the others ended."""
 
     block: Block
-    left: int
+    remaining: int
     ended: list[_Members]
 
 
@@ -172,9 +172,9 @@ class _Server:
         """Add to the outstanding requests and blocks of a key (or subtract)."""
         self.requests += requests
         self.blocks += blocks
-        left = self.by_key.get(key, 0) + requests
-        if left:
-            self.by_key[key] = left
+        remaining = self.by_key.get(key, 0) + requests
+        if remaining:
+            self.by_key[key] = remaining
         else:
             del self.by_key[key]
         self.views.clear()
@@ -230,7 +230,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     blocks: dict[int, _OpenBlock]
     servers: list[_Server]
     holds: HoldsState[_Line]
-    asked: _Asked | None
+    question: _Question | None
     decision: int
     all_at_cap: bool
     top1: tuple[float, ...]
@@ -266,7 +266,7 @@ class RouterCore:
             self._line(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
         ]
         self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
-        self._asked: _Asked | None = None
+        self._question: _Question | None = None
         self._decision = 0
         self._all_at_cap = False  # no server could take the head's block at the last check
         self._freed: deque[int] = deque(maxlen=config.samples)  # servers where blocks ended, the last one last
@@ -329,7 +329,7 @@ class RouterCore:
             _State(
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
                 self._room, self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(),
-                self._asked, self._decision, self._all_at_cap, tuple((self._top1 or {}).values()), list(self._freed),
+                self._question, self._decision, self._all_at_cap, tuple((self._top1 or {}).values()), list(self._freed),
             )
         )  # fmt: skip
 
@@ -354,7 +354,7 @@ class RouterCore:
         for line, request in state.waiting:
             self._fifo.push(line, (request,))
         self._holds.resume(state.holds)
-        self._asked = state.asked
+        self._question = state.question
         self._decision = state.decision
         self._all_at_cap = state.all_at_cap
         self._freed.extend(state.freed)
@@ -368,7 +368,7 @@ class RouterCore:
         take = self._take.get(type(event))
         if take is not None:  # started transfers and stragglers change no entry
             take(event, now_ns, commands)
-        if self._asked is not None or not self._fifo.waiting:
+        if self._question is not None or not self._fifo.waiting:
             self.next_wake_ns = None
         elif not self._all_at_cap and not self._holds.is_on:
             self.next_wake_ns = now_ns
@@ -383,19 +383,15 @@ class RouterCore:
             return now_ns
         wake_ns = self._holds.next_ns
         if self._all_at_cap and self.config.shed_expired:
-            deadline_ns = self._requests[self._oldest()].deadline_ns
+            head = self._fifo.head()
+            assert head is not None, "nobody waits"
+            deadline_ns = self._requests[self._fifo.peek(head, 1)[0]].deadline_ns
             wake_ns = min((at for at in (wake_ns, deadline_ns) if at is not None), default=None)
         return None if wake_ns is None else max(now_ns, wake_ns)
 
     def _is_all_held(self) -> bool:
         held = self._holds.lines
         return bool(held) and self._fifo.waiting == sum(self._fifo.length(line) for line in held)
-
-    def _oldest(self) -> int:
-        """Return the request at the FIFO's head."""
-        line = self._fifo.head()
-        assert line is not None, "nobody waits"
-        return self._fifo.peek(line, 1)[0]
 
     def _is_current(self, server: int, epoch: int) -> bool:
         state = self._servers[server]
@@ -433,17 +429,17 @@ class RouterCore:
     def _line(self, request: int, entry: _Request) -> _Line:
         """Return the line of requests that this one may share a block with."""
         location = entry.location if self.config.block_key == "location" else ANYWHERE
-        place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
+        head = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
         if entry.retries >= ALONE_AFTER:
-            return _Line(HeadKey(*place), request)
-        line = self._lines.get(place)
+            return _Line(HeadKey(*head), request)
+        line = self._lines.get(head)
         if line is None:
-            line = self._lines[place] = _Line(HeadKey(*place))
+            line = self._lines[head] = _Line(HeadKey(*head))
         return line
 
     def _ask(self, event: RouterTimer, now_ns: int, commands: list[RouterCommand]) -> None:
         """Ask for a decision if none is in progress, a request is waiting, and a server can take a block."""
-        if self._asked is not None or not self._fifo.waiting:
+        if self._question is not None or not self._fifo.waiting:
             return
         if self._holds.is_on:
             for line in self._holds.due(now_ns):
@@ -459,18 +455,18 @@ class RouterCore:
         line, servers = head
         requests = self._fifo.peek(line, self.config.groups[-1])
         left_ns = self._hold_left_ns(line, requests, now_ns)
-        self._asked = _Asked(line, requests, self._fifo.length(line), left_ns > 0)
+        self._question = _Question(line, requests, self._fifo.length(line), left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
         tally = self._tallies[line.head.service_class]
         goal, others = tally.goal, self.completed - tally.completed
-        seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
+        queue_facts = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
         goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
         can_take, samples = (lambda index: servers[index].valid), self.config.samples
         sample = sampled_servers(
             self._decision, line.head.location, reversed(self._freed), can_take, len(servers), samples
         )
-        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts, sample)))
+        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *queue_facts, *goal_facts, sample)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
         """Return the head's line or, if it is held or no free server can hold its segment, the oldest line that can
@@ -525,10 +521,10 @@ class RouterCore:
         Between question and answer the server may have failed, or be drained: then nothing is sent and the core asks
         again.
         """
-        asked, choice = self._answered(event.decision), event.choice
-        line = asked.line
-        candidates = asked.requests
-        head = asked.line.head
+        question, choice = self._answered(event.decision), event.choice
+        line = question.line
+        candidates = question.requests
+        head = question.line.head
         server = self._servers[choice.server]
         if not server.up or (server.is_draining and self._is_spared(self._place(head))):
             return
@@ -543,21 +539,21 @@ class RouterCore:
         for entry in entries:
             entry.block, entry.holds = event.decision, 0
         server.add(key, len(requests), blocks=1)
-        if len(requests) == asked.in_line:
+        if len(requests) == question.in_line:
             self._hold_late_comers(line, now_ns)
         commands.append(SendBlock(block, _moves(choice.server, requests, [entry.location for entry in entries])))
 
     def _hold_late_comers(self, line: _Line, now_ns: int) -> None:
         """Apply the hold rule to requests that arrived during the decision as to a new line: a driver receives them
         only now."""
-        left = self._fifo.length(line)
-        if left and self._holds.is_on and line.alone == _TOGETHER:
-            members = [self._requests[request] for request in self._fifo.peek(line, left)]
+        count = self._fifo.length(line)
+        if count and self._holds.is_on and line.alone == _TOGETHER:
+            members = [self._requests[request] for request in self._fifo.peek(line, count)]
             self._holds.begin_by_rule(line, members, line.head.segment, now_ns)
 
-    def _answered(self, decision: int) -> _Asked:
+    def _answered(self, decision: int) -> _Question:
         """Return the subject of the decision that has been answered."""
-        request, self._asked = self._asked, None
+        request, self._question = self._question, None
         assert request is not None, "an answer to no question"
         assert decision == self._decision, "an answer to another question"
         return request
@@ -588,9 +584,9 @@ class RouterCore:
 
     def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
         """Hold the candidates' line. If that is impossible by now, or enough requests wait, ask again."""
-        hold, asked = event.hold, self._answered(event.decision)
-        line, candidates = asked.line, asked.requests
-        assert asked.may_hold, "the policy held those who may not be held"
+        hold, question = event.hold, self._answered(event.decision)
+        line, candidates = question.line, question.requests
+        assert question.may_hold, "the policy held those who may not be held"
         is_one = hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1]
         assert is_one, f"no such hold: {hold}"
         waiting = self._fifo.length(line)
@@ -712,7 +708,6 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        """Complete requests that have passed their last segment."""
         tally, top1 = self._tallies[entries[0].service_class], self._top1  # a block is of one class
         limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)
@@ -720,7 +715,8 @@ class RouterCore:
         for request, entry, is_right in zip(requests, entries, correct, strict=True):
             if top1 is not None:
                 tally.accuracy_sum += top1[entry.widths]
-            tally.late += 0 < limit_ns < now_ns - entry.arrived_ns
+            if 0 < limit_ns < now_ns - entry.arrived_ns:
+                tally.late += 1
             note_end(self._room, len(self._requests), 0 < tally.goal.limit_ns < now_ns - entry.arrived_ns)
             del self._requests[request]
             commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries))
@@ -754,11 +750,11 @@ class RouterCore:
 
         At the last segment a request is completed all the same.
         """
-        known = {request: entry for request in event.requests if (entry := self._requests.get(request)) is not None}
-        for entry in known.values():
+        cancelled = {request: entry for request in event.requests if (entry := self._requests.get(request)) is not None}
+        for entry in cancelled.values():
             entry.is_cancelled = True
-        waiting = [request for request, entry in known.items() if entry.block is None]
-        for line in {self._line(request, known[request]): None for request in waiting}:
+        waiting = [request for request, entry in cancelled.items() if entry.block is None]
+        for line in {self._line(request, cancelled[request]): None for request in waiting}:
             self._fifo.remove(line, set(waiting))
         for request in waiting:
             self._give_up(request, CANCELLED, commands)
@@ -768,7 +764,8 @@ class RouterCore:
         entry = self._requests.pop(request)
         self.failed += 1
         tally = self._tallies[entry.service_class]
-        tally.late += self._limit_ns_of(tally) > 0
+        if self._limit_ns_of(tally) > 0:
+            tally.late += 1
         note_end(self._room, len(self._requests), tally.goal.limit_ns > 0)
         commands.append(RequestFailed(request, reason, entry.retries))
         if entry.location != ROUTER:
@@ -780,8 +777,8 @@ class RouterCore:
             return
         open_block, count = self._blocks[block], len(members.requests)
         open_block.ended.append(members)
-        open_block.left -= count
-        sent, has_ended = open_block.block, not open_block.left
+        open_block.remaining -= count
+        sent, has_ended = open_block.block, not open_block.remaining
         self._servers[sent.server].add(sent.key, -count, blocks=-1 if has_ended else 0)
         if has_ended:
             self._all_at_cap = False
@@ -864,7 +861,7 @@ def _moves(server: int, requests: tuple[int, ...], locations: Sequence[int]) -> 
 @cache
 def flags(bits: int, count: int) -> tuple[bool, ...]:
     """Return whether each of the lowest bits is 1."""
-    return tuple(bool(bits >> place & 1) for place in range(count))
+    return tuple(bool(bits >> bit & 1) for bit in range(count))
 
 
 def _left_of(open_block: _OpenBlock) -> list[int]:
@@ -876,9 +873,9 @@ def _left_of(open_block: _OpenBlock) -> list[int]:
 def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
     """Return the results of a block's members, in the order of sending."""
     if len(ended) == 1 and ended[0].requests == block.requests:
-        one, count = ended[0], len(block.requests)
+        members, count = ended[0], len(block.requests)
         columns: tuple[Any, ...] = (
-            one.entered_ns, (one.ended_ns,) * count, one.widths, one.correct, (one.failed,) * count
+            members.entered_ns, (members.ended_ns,) * count, members.widths, members.correct, (members.failed,) * count
         )  # fmt: skip
     else:
         rows = {

@@ -43,29 +43,29 @@ def parse_router_name(name: str, source: str = "router", key: str = "") -> Route
         placed = ", ".join(sorted(each.name for each in KINDS.values() if each.is_placed))
         problem = f"{name!r}: a placement is named after `@` of {placed}; {nearest(placement, PLACEMENT_NAMES)}"
         raise InputError(source, key, problem)
-    given = {"placement": placement} if has_placement else {}
+    parameters = {"placement": placement} if has_placement else {}
     if kind is not None and kind.numbers and (argument or kind.needs_numbers):
-        return _with_numbers(name, kind, argument, given, source, key)
+        return _with_numbers(name, kind, argument, parameters, source, key)
     if rule in KINDS:
-        return cast(RouterSpec, KINDS[rule].load()(**given))
+        return cast(RouterSpec, KINDS[rule].load()(**parameters))
     if rule in PLACEMENT_NAMES:
         return FixedRule(placement=rule)
     if is_own(rule) and kind_name not in ROUTER_NAMES:
         return OwnRouter(rule)
-    known = nearest(name, (*ROUTER_NAMES, "fixed:w1,w2,..."))
+    closest = nearest(name, (*ROUTER_NAMES, "fixed:w1,w2,..."))
     remedy = "or `module:Class`, a rule file (*.rule.yaml), or a file that `slimsched train` wrote"
-    raise InputError(source, key, f"unknown router {name!r}; {known}, {remedy}")
+    raise InputError(source, key, f"unknown router {name!r}; {closest}, {remedy}")
 
 
 def _with_numbers(
-    name: str, kind: RouterKind, argument: str, given: Mapping[str, Any], source: str, key: str
+    name: str, kind: RouterKind, argument: str, parameters: Mapping[str, Any], source: str, key: str
 ) -> RuleSpec:
     try:
         numbers = [float(number) for number in argument.split(",")]
     except ValueError:
         raise InputError(source, key, f"{name!r}: numbers with commas between them follow the colon") from None
     try:
-        spec: RuleSpec = strict.validate(kind.load(), {**given, kind.numbers: numbers}, source)
+        spec: RuleSpec = strict.validate(kind.load(), {**parameters, kind.numbers: numbers}, source)
     except InputError as error:
         raise InputError(source, key, f"{name!r}: {kind.numbers}: {error.problem}") from None
     return spec
@@ -96,8 +96,8 @@ def rule_from_dict(raw: Mapping[str, Any], source: str = "rule") -> RuleSpec:
         raise InputError(source, "schema", f"found {raw.get('schema')!r}; allowed is {SCHEMA!r}")
     if kind not in RULES:
         raise InputError(source, "kind", f"unknown {kind!r}; {nearest(kind, RULES)}")
-    given = {key: value for key, value in raw.items() if key not in ("schema", "kind")}
-    spec: RuleSpec = strict.validate(KINDS[kind].load(), given, source)
+    parameters = {key: value for key, value in raw.items() if key not in ("schema", "kind")}
+    spec: RuleSpec = strict.validate(KINDS[kind].load(), parameters, source)
     return spec
 
 

@@ -244,10 +244,10 @@ class _Writer:
         at = self._head.memory_at
 
         def keep(row: Ints) -> None:
-            now = Ahead(row, at)
-            router.rate_img_s = now.rate_img_s
-            router.arrived = now.arrived
-            router.seen_ns = now.seen_ns
+            memory = Ahead(row, at)
+            router.rate_img_s = memory.rate_img_s
+            router.arrived = memory.arrived
+            router.seen_ns = memory.seen_ns
 
         self._keep.append(keep)
         return self._finished()
@@ -268,7 +268,7 @@ class _Writer:
         )
         for name in Weights.offsets:
             setattr(memory.weights, name, getattr(router.weights, name))
-        memory.ways_at = self._plan.add(np.array(router.ways, np.float64))
+        memory.path_units_at = self._plan.add(np.array(router.path_units, np.float64))
         if router.control is not None:
             memory.control_at = self._control(router.control)
         coming = np.array([astuple(each) for each in router.servers], Coming.dtype)
@@ -284,12 +284,12 @@ class _Writer:
 
     def _priced(self, priced: PricedRungs) -> Ints:
         self._require(len(priced.thresholds) == len(priced.savings) == len(priced.rungs) - 1)
-        its = Priced.blank()
-        its.count = len(priced.rungs)
-        its.rungs_at = self._plan.add([self._codes(rung) for rung in priced.rungs])
-        its.thresholds_at = self._plan.add(np.array(priced.thresholds, np.float64))
-        its.savings_at = self._plan.add(np.array(priced.savings, np.float64))
-        return its.numbers
+        record = Priced.blank()
+        record.count = len(priced.rungs)
+        record.rungs_at = self._plan.add([self._codes(rung) for rung in priced.rungs])
+        record.thresholds_at = self._plan.add(np.array(priced.thresholds, np.float64))
+        record.savings_at = self._plan.add(np.array(priced.savings, np.float64))
+        return record.numbers
 
     def _table(self, rows: Sequence[Sequence[int]]) -> int:
         """Write numbers for each width."""
@@ -298,11 +298,11 @@ class _Writer:
 
     def _finished(self, replan: Replan | None = None) -> CompiledRouter:
         self._add_tables()
-        row, kept = self._plan.row(), tuple(self._keep)
+        row, copies = self._plan.row(), tuple(self._keep)
 
         def keep() -> None:
-            for each in kept:
-                each(row)
+            for copy_memory in copies:
+                copy_memory(row)
 
         return CompiledRouter(row, replan, keep)
 
@@ -312,10 +312,10 @@ class _Writer:
         """Write a placement; `width` is the router's rule, with the record whose memory a placement shares."""
         while type(placement) is rule_parts.Sticky:
             placement, self._head.stays = placement.elsewhere, 1
-        known = _PLACEMENTS.get(type(placement))
-        if known is None:
+        entry = _PLACEMENTS.get(type(placement))
+        if entry is None:
             raise _NotCompiled
-        self._head.placement, draws = known
+        self._head.placement, draws = entry
         self._head.most_draws += draws
         match placement:
             case rule_parts.WeightedRandom() | rule_parts.ShortestQueueBySpeed() | rule_parts.PowerOfTwoBySpeed():
@@ -354,29 +354,29 @@ class _Writer:
         servers = self._config.servers
         self._require(len(placement.way_ns) == len(placement.coming) == len(placement.seen_ns) == servers)
         self._require(placement.segments == self._config.segments and not self._head.stays)  # it keeps images itself
-        memory, each = WorkToCome.blank(), np.zeros(servers, ToCome.dtype)
+        memory, records = WorkToCome.blank(), np.zeros(servers, ToCome.dtype)
         memory.forget_ns = self._whole(placement.forget_ns)
         memory.most = self._whole(placement.most)
-        each["images"], each["way_ns"] = placement.coming, [self._whole(way_ns) for way_ns in placement.way_ns]
-        each["seen_ns"] = [self._whole(seen_ns) for seen_ns in placement.seen_ns]
+        records["images"], records["way_ns"] = placement.coming, [self._whole(way_ns) for way_ns in placement.way_ns]
+        records["seen_ns"] = [self._whole(seen_ns) for seen_ns in placement.seen_ns]
         self._head.stays = int(placement.stays)
-        self._head.coming_at = at = self._plan.add(np.concatenate([memory.numbers, each.view(np.int64)]))
+        self._head.coming_at = at = self._plan.add(np.concatenate([memory.numbers, records.view(np.int64)]))
         first = at + WorkToCome.size
 
         def keep(row: Ints) -> None:
-            now = row[first : first + servers * ToCome.size].view(ToCome.dtype)
-            placement.coming[:], placement.seen_ns[:] = now["images"].tolist(), now["seen_ns"].tolist()
+            rows = row[first : first + servers * ToCome.size].view(ToCome.dtype)
+            placement.coming[:], placement.seen_ns[:] = rows["images"].tolist(), rows["seen_ns"].tolist()
 
         self._keep.append(keep)
 
-    def _widths(self, rule: object, asked: int) -> Ints:
+    def _widths(self, rule: object, calls: int) -> Ints:
         """Write a record of widths, which decisions read often."""
         self._require(getattr(rule, "widths", None) == self._config.widths)
         record = WidthRule.blank()
         match rule:
             case rule_parts.RandomWidth() if type(rule) is rule_parts.RandomWidth:
                 record.rule = RANDOM_WIDTH
-                self._head.most_draws += asked
+                self._head.most_draws += calls
             case rule_parts.FixedWidths() if type(rule) is rule_parts.FixedWidths:
                 self._require(not rule.by_class or len(rule.by_class) == self._config.class_count)
                 tuples = rule.by_class or (rule.tuple_,) * self._config.class_count
@@ -386,7 +386,7 @@ class _Writer:
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
                 record.rung_at = self._rung(rule)
             case rule_parts.ControlledLadder() if type(rule.ladder) is rule_parts.Ladder:
-                record.numbers[:] = self._widths(rule.ladder, asked)
+                record.numbers[:] = self._widths(rule.ladder, calls)
                 record.control_at = self._control(rule.control)
             case published_rules.Variants() if type(rule) is published_rules.Variants:
                 record.rule, record.variants_at = INFAAS, self._variants(rule)
@@ -397,11 +397,11 @@ class _Writer:
     def _rung(self, rule: rule_parts.Ladder) -> int:
         self._require(len(rule.at) == len(rule.rungs) == self._config.class_count)
         self._require(all(0 <= self._whole(at) < len(rungs) for at, rungs in zip(rule.at, rule.rungs, strict=True)))
-        each = np.zeros(len(rule.at), Rung.dtype)
-        each["rung"], each["share"] = rule.at, 1 - rule.hysteresis
-        each["last"] = [min(len(rungs) - 1, len(rule.thresholds)) for rungs in rule.rungs]
-        each["tuples_at"] = [self._plan.add([self._codes(rung) for rung in rungs]) for rungs in rule.rungs]
-        at = self._plan.add(each.view(np.int64))
+        records = np.zeros(len(rule.at), Rung.dtype)
+        records["rung"], records["share"] = rule.at, 1 - rule.hysteresis
+        records["last"] = [min(len(rungs) - 1, len(rule.thresholds)) for rungs in rule.rungs]
+        records["tuples_at"] = [self._plan.add([self._codes(rung) for rung in rungs]) for rungs in rule.rungs]
+        at = self._plan.add(records.view(np.int64))
 
         def keep(row: Ints) -> None:
             rule.at[:] = [Rung(row, at, number).rung for number in range(len(rule.at))]
@@ -411,11 +411,11 @@ class _Writer:
 
     def _control(self, control: GoalControl) -> int:
         self._require(len(control.all) == self._config.class_count)
-        at = self._plan.add(np.concatenate([control_row(each) for each in control.all]))
+        at = self._plan.add(np.concatenate([control_row(member) for member in control.all]))
 
         def keep(row: Ints) -> None:
-            for number, each in enumerate(control.all):
-                keep_control(each, Control(row, at, number))
+            for number, member in enumerate(control.all):
+                keep_control(member, Control(row, at, number))
 
         self._keep.append(keep)
         return at
@@ -527,7 +527,7 @@ class PlannedRouter:
         self._policy, self._replan = policy, planned.replan
         self._row, self._plan = planned.row, Plan(planned.row)
         self._draws: Draws | None = None
-        self._before = {width: place for place, width in enumerate((IMAGE, *config.widths))}
+        self._before = {width: number for number, width in enumerate((IMAGE, *config.widths))}
         self._pages = [_Page(config.servers) for _ in range(config.segments)]
         self._choices = _Choices(config)
         self._image_ns = self._times_of_images(config)
@@ -567,13 +567,13 @@ class PlannedRouter:
         """Write the servers' views; a view that is the very object of the segment's last decision is not read again."""
         head = view.head
         memory = page.memory
-        known = page.views
+        views = page.views
         for index, server in enumerate(view.servers):
-            before = known[index]
-            if server is not before:
-                known[index] = server
-                page.outstanding += server.outstanding_requests - (before.outstanding_requests if before else 0)
-                page.up += (1 if is_up(server) else 0) - (1 if before and is_up(before) else 0)
+            previous = views[index]
+            if server is not previous:
+                views[index] = server
+                page.outstanding += server.outstanding_requests - (previous.outstanding_requests if previous else 0)
+                page.up += (1 if is_up(server) else 0) - (1 if previous and is_up(previous) else 0)
                 holds = bits(server.widths)
                 _write_server.pack_into(
                     memory, 8 * Sheet.size + index * _write_server.size, holds if server.valid else 0, holds,

@@ -240,19 +240,19 @@ class KeyedFifo(Generic[Key]):
             return ()
         numbers, items = queue
         if count >= len(items):
-            taken = tuple(items)
+            removed = tuple(items)
             numbers.clear()  # the order has it, too
             del self._queues[key]
         else:
-            taken = tuple([items.popleft() for _ in range(count)])
-            for _ in taken:
+            removed = tuple([items.popleft() for _ in range(count)])
+            for _ in removed:
                 numbers.popleft()
-        self.waiting -= len(taken)
+        self.waiting -= len(removed)
         if not self.waiting:
             self._order.clear()
         elif len(self._order) > 2 * self.waiting + 64:  # bounds memory if the head is never read
             self._order = deque(entry for entry in self._order if _waits(entry[0], entry[2]))
-        return taken
+        return removed
 
     def remove(self, key: Key, doomed: Collection[int]) -> tuple[int, ...]:
         """Remove and return the items of a key that are in `doomed`; the others keep their places."""
@@ -260,11 +260,11 @@ class KeyedFifo(Generic[Key]):
         if queue is None:
             return ()
         entries = list(zip(*queue, strict=True))
-        kept = [entry for entry in entries if entry[1] not in doomed]
-        for place, column in enumerate(queue):
+        remaining = [entry for entry in entries if entry[1] not in doomed]
+        for index, column in enumerate(queue):
             column.clear()
-            column.extend([entry[place] for entry in kept])
-        if not kept:
+            column.extend([entry[index] for entry in remaining])
+        if not remaining:
             del self._queues[key]
         removed = tuple(item for _, item in entries if item in doomed)
         self.waiting -= len(removed)

@@ -118,7 +118,7 @@ class _Journey(msgspec.Struct):
 
     def forget(self, passed: int) -> None:
         """Drop the segments after the first `passed`, which have to run again."""
-        self.lost_ns += sum(sum(again.stages_ns) for again in self.passages[passed:])
+        self.lost_ns += sum(sum(passage.stages_ns) for passage in self.passages[passed:])
         del self.passages[passed:]
 
     def total_ns(self) -> tuple[int, ...]:
@@ -224,7 +224,7 @@ class Ledger:
         self._ended: list[_Ended] = []
         self._blocks: list[tuple[BlockFinished, _OpenDecision, int, float, RewardTerms]] = []
         self._batches: list[tuple[int, BatchTold]] = []  # with their servers
-        self._asked: _OpenDecision | None = None
+        self._pending: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
         self._holds: dict[int, list[tuple[int, int]]] = {}  # by waiting request: (decision, when it entered the FIFO)
         self._held_before: dict[int, list[int]] = {}  # by block: the decisions that held its members
@@ -344,14 +344,14 @@ class Ledger:
     def _note_question(self, command: Decide, now_ns: int) -> None:
         self.decisions += 1
         if self._detail:
-            self._asked = _OpenDecision(command.view.head, now_ns)
+            self._pending = _OpenDecision(command.view.head, now_ns)
 
     def _note_hold(self, command: HoldBegun, now_ns: int) -> None:
         self._holds.setdefault(command.request, []).append((command.decision, command.entered_ns))
 
     def _note_block(self, command: SendBlock, now_ns: int) -> None:
         """Note the block that answers the pending question: one decision is in progress at a time."""
-        block, decision = command.block, self._asked
+        block, decision = command.block, self._pending
         if self._holds:
             holds = [hold for request in block.requests for hold, _ in self._holds.pop(request, ())]
             self._held_before[block.block] = holds
@@ -383,9 +383,9 @@ class Ledger:
         energy_j = 0.0
         span = (0, 0)
         of_span_j = 0.0
-        for each in zip(ended.entered_ns, ended.ended_ns, strict=True):
-            if each != span:
-                span, of_span_j = each, power.energy_j(each[1]) - power.energy_j(each[0])
+        for member in zip(ended.entered_ns, ended.ended_ns, strict=True):
+            if member != span:
+                span, of_span_j = member, power.energy_j(member[1]) - power.energy_j(member[0])
             energy_j += of_span_j
         latency_s = (sum(ended.ended_ns) - sum(ended.entered_ns)) / members / NS_PER_S
         terms = self._terms(self._accuracy(ended), latency_s, energy_j / members)
@@ -412,12 +412,12 @@ class Ledger:
         if ended.segment == self._segments:
             return sum(ended.correct) / len(ended.correct)
         total = 0.0
-        known = None
+        previous = None
         prior = 0.0
         for widths, failed in zip(ended.widths, ended.failed, strict=True):
             if not failed:
-                if widths is not known:
-                    known, prior = widths, self._prior(widths)
+                if widths is not previous:
+                    previous, prior = widths, self._prior(widths)
                 total += prior
         return total / len(ended.widths)
 

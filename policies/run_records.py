@@ -83,7 +83,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     @property
     def moved(self) -> int:
         """Number of segments that ran on another server than the previous one."""
-        return sum(a != b for a, b in zip(self.servers, self.servers[1:], strict=False))
+        return sum(server != next_server for server, next_server in zip(self.servers, self.servers[1:], strict=False))
 
 
 class BlockRecord(msgspec.Struct, frozen=True):
@@ -403,34 +403,35 @@ class RequestColumns:
     @classmethod
     def of(cls, requests: Sequence[RequestRecord]) -> RequestColumns:
         """Convert records, in their order; raises `ValueError` if only some of them have stages."""
-        reasons = tuple(sorted({each.reason for each in requests}))
-        widths = tuple(sorted({width for each in requests for width in each.widths}))
-        width = np.full((len(requests), max((len(each.widths) for each in requests), default=0)), NOT_PASSED, np.int8)
-        place = {value: index for index, value in enumerate(widths)}
-        for line, each in zip(width, requests, strict=True):
-            line[: len(each.widths)] = [place[value] for value in each.widths]
-        stages_ns = [each.stages_ns for each in requests if each.stages_ns]
+        reasons = tuple(sorted({request.reason for request in requests}))
+        widths = tuple(sorted({width for request in requests for width in request.widths}))
+        segments = max((len(request.widths) for request in requests), default=0)
+        width = np.full((len(requests), segments), NOT_PASSED, np.int8)
+        code_of = {value: index for index, value in enumerate(widths)}
+        for line, request in zip(width, requests, strict=True):
+            line[: len(request.widths)] = [code_of[value] for value in request.widths]
+        stages_ns = [request.stages_ns for request in requests if request.stages_ns]
         if stages_ns and len(stages_ns) < len(requests):
             raise ValueError("only some of the requests have stages")
         return cls(
-            request=_column((each.request for each in requests), np.int64),
-            arrived_ns=_column((each.arrived_ns for each in requests), np.int64),
-            finished_ns=_column((each.finished_ns for each in requests), np.int64),
-            status=_column((STATUSES.index(each.status) for each in requests), np.int8),
-            reason=_column((reasons.index(each.reason) for each in requests), np.int8),
-            correct=_column((each.correct for each in requests), np.bool_),
-            energy_j=_column((each.energy_j for each in requests), np.float64),
+            request=_column((request.request for request in requests), np.int64),
+            arrived_ns=_column((request.arrived_ns for request in requests), np.int64),
+            finished_ns=_column((request.finished_ns for request in requests), np.int64),
+            status=_column((STATUSES.index(request.status) for request in requests), np.int8),
+            reason=_column((reasons.index(request.reason) for request in requests), np.int8),
+            correct=_column((request.correct for request in requests), np.bool_),
+            energy_j=_column((request.energy_j for request in requests), np.float64),
             width=width,
-            moves=_column((each.moved for each in requests), np.int64),
+            moves=_column((request.moved for request in requests), np.int64),
             stages_ns=np.array(stages_ns, np.int64) if stages_ns else None,
             reasons=reasons,
             widths=widths,
         )
 
-    def where(self, chosen: NDArray[np.bool_]) -> RequestColumns:
+    def where(self, mask: NDArray[np.bool_]) -> RequestColumns:
         """Return the chosen requests (n,)."""
-        columns = {each.name: getattr(self, each.name) for each in fields(self)}
-        changes: dict[str, Any] = {name: of[chosen] for name, of in columns.items() if isinstance(of, np.ndarray)}
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        changes: dict[str, Any] = {name: of[mask] for name, of in columns.items() if isinstance(of, np.ndarray)}
         return replace(self, **changes)
 
 

@@ -126,7 +126,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         credits = [(decision, terms.total) for decision, terms in simulation.take_credits()]
         info: dict[str, Any] = {"credits": credits, "replaced": replaced}
         if request is None:
-            info["figures"] = self._told(simulation)
+            info["figures"] = self._figures_of(simulation)
             return np.zeros(self._observer.size, np.float32), info
         info["decision"] = request.decision
         info["server_mask"], info["width_mask"] = masks(request.view)
@@ -134,7 +134,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
             info["hold_mask"] = self._waits.mask(request.view)
         return self._observer.observe(request.view), info
 
-    def _told(self, simulation: Run) -> dict[str, float]:
+    def _figures_of(self, simulation: Run) -> dict[str, float]:
         share = self._replaced / self._steps if self._steps else nan
         return {**self._figures(simulation.spec, simulation.columns()), "replaced_share": share}
 
@@ -169,8 +169,8 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
             return self._waits.hold(hold[0], view), False
         legal = server
         if not view.servers[server].valid:
-            legal = next(place for place, state in enumerate(view.servers) if state.valid)
-        held = [place for place, ok in enumerate(view.servers[legal].widths) if ok]
-        nearest = min(held, key=lambda place: (abs(place - width), place))
+            legal = next(number for number, state in enumerate(view.servers) if state.valid)
+        held = [number for number, is_held in enumerate(view.servers[legal].widths) if is_held]
+        nearest = min(held, key=lambda number: (abs(number - width), number))
         choice = Choice(legal, self._widths[nearest], self._groups[group])
         return choice, (legal, nearest) != (server, width) or any(hold)

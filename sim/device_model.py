@@ -223,24 +223,24 @@ def total_load(
     present = set(processes)
     if hosted or len(present) < 2:
         return max(sum(demands), sum(hosts)), len(present) > 1
-    of = [[i for i, process in enumerate(processes) if process == one] for one in sorted(present)]
-    host = max(sum(hosts[i] for i in members) for members in of)
-    turns = sum(min(whole, sum(busy[i] for i in members)) for members in of)
+    groups = [[index for index, process in enumerate(processes) if process == own] for own in sorted(present)]
+    host = max(sum(hosts[index] for index in members) for members in groups)
+    turns = sum(min(whole, sum(busy[index] for index in members)) for members in groups)
     return max(sum(demands), host, turns), True
 
 
 def slow_downs(batches: Sequence[BatchLoad], sharing: Sharing) -> list[float]:
     """Return S0 of each batch of a running set."""
     load, is_across = total_load(
-        [b.demand for b in batches],
-        [b.host for b in batches],
-        [b.busy for b in batches],
-        [b.process for b in batches],
+        [batch.demand for batch in batches],
+        [batch.host for batch in batches],
+        [batch.busy for batch in batches],
+        [batch.process for batch in batches],
         sharing.hosted,
     )
     common = crowding(load, sharing.across_beta if is_across else sharing.beta)
-    total = sum(b.bandwidth for b in batches)
-    return [common * contention(sharing.alpha, total - b.bandwidth) for b in batches]
+    total = sum(batch.bandwidth for batch in batches)
+    return [common * contention(sharing.alpha, total - batch.bandwidth) for batch in batches]
 
 
 def clock_ratio(uncapped_w: float, cap_w: float, throttle: float, phi_min: float) -> float:

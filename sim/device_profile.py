@@ -224,7 +224,9 @@ class Power(StrictModel):
     def _without_what_is_unknown(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit the awake state if it is unknown; most devices have none."""
         written: dict[str, Any] = write(self)
-        return written if self.awake_w is not None else {k: v for k, v in written.items() if not k.startswith("awake")}
+        if self.awake_w is not None:
+            return written
+        return {name: value for name, value in written.items() if not name.startswith("awake")}
 
     @property
     def awake_surplus_w(self) -> float:
@@ -461,7 +463,7 @@ class Profile(StrictModel):
         keys = {
             (s, w, p) for s in range(1, model.segments + 1) for w in model.widths for p in model.previous_widths(s, w)
         }
-        curves = [(c.segment, c.width, c.previous_width) for c in self.latency]
+        curves = [(curve.segment, curve.width, curve.previous_width) for curve in self.latency]
         _require_exactly(keys, curves, "latency", "(segment, width, previous_width)")
         instances = {(s, w) for s in range(1, model.segments + 1) for w in model.widths}
         _require_exactly(
@@ -542,10 +544,10 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _require_exactly(wanted: Set[tuple[float, ...]], given: Sequence[tuple[float, ...]], where: str, of: str) -> None:
-    missing, extra = wanted - set(given), set(given) - wanted
-    if missing or extra or len(given) != len(wanted):
-        twice = {key for key, count in Counter(given).items() if count > 1}
+def _require_exactly(expected: Set[tuple[float, ...]], keys: Sequence[tuple[float, ...]], where: str, of: str) -> None:
+    missing, extra = expected - set(keys), set(keys) - expected
+    if missing or extra or len(keys) != len(expected):
+        twice = {key for key, count in Counter(keys).items() if count > 1}
         raise ValueError(
             f"{where} must have each {of} of the model once; missing {sorted(missing)[:3]}, "
             f"not of the model {sorted(extra)[:3]}, given twice {sorted(twice)[:3]}"

@@ -194,12 +194,14 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
             f"covers batches up to {profile.batch_limit}, the batch limit is {batch_limit}; lower `batch_limit` or "
             "calibrate with larger batches",
         )
-    curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
+    curves = {(curve.segment, curve.width, curve.previous_width): curve for curve in profile.latency}
     power = profile.power
     sensor = profile.sensor
     sharing = sharing_of(profile)
-    way = profile.handover or HandoverTimes(there_s=0.0, back_s=0.0)
-    busy = profile.busy_serving or BusyServing(dispatch_s=profile.dispatch_s, there_s=way.there_s, back_s=way.back_s)
+    handover = profile.handover or HandoverTimes(there_s=0.0, back_s=0.0)
+    busy = profile.busy_serving or BusyServing(
+        dispatch_s=profile.dispatch_s, there_s=handover.there_s, back_s=handover.back_s
+    )
     chores = profile.chores
     idle_w = power.context_idle_w
     core_share = 1 / cores_of(profile)
@@ -223,8 +225,8 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         most_at_once=_most(profile, AT_ONCE),
         most_processes=_most(profile, PROCESSES),
         dispatch_ns=nanoseconds(profile.dispatch_s),
-        there_ns=nanoseconds(way.there_s),
-        back_ns=nanoseconds(way.back_s),
+        there_ns=nanoseconds(handover.there_s),
+        back_ns=nanoseconds(handover.back_s),
         busy_dispatch_ns=nanoseconds(busy.dispatch_s),
         busy_there_ns=nanoseconds(busy.there_s),
         busy_back_ns=nanoseconds(busy.back_s),
@@ -250,8 +252,8 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
 
 def cores_of(profile: Profile) -> int:
     """Return the cores of a CPU device; 1 for any other."""
-    named = profile.execution.get("cores", "any")
-    return len(named.split(",")) if named != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
+    cores = profile.execution.get("cores", "any")
+    return len(cores.split(",")) if cores != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
 
 
 def _chore_table(chores: Chores) -> ChoreTable:
@@ -279,9 +281,9 @@ def sharing_of(profile: Profile) -> Sharing:
 def _most(profile: Profile, quantity: str) -> float:
     """Return the numbers measured together; unlimited for a data sheet (all assumption) and an emulated device
     (exact)."""
-    known = [seen.high for seen in profile.ranges if seen.quantity == quantity]
+    numbers = [measured.high for measured in profile.ranges if measured.quantity == quantity]
     is_assumed = profile.provenance in (Provenance.DATASHEET, Provenance.EMULATED)
-    return max(known) if known else inf if is_assumed else 1
+    return max(numbers) if numbers else inf if is_assumed else 1
 
 
 @lru_cache(maxsize=64)
@@ -398,14 +400,14 @@ class ProfileCosts:
         self._devices = tuple(devices)
         self._batch_limits = tuple(batch_limits)
         self._network = Interconnect(tuple(attachments))
-        models = [each.profile.model for each in devices]
+        models = [item.profile.model for item in devices]
         sizes = [(model.input_bytes, model.widths, model.activation_bytes) for model in models]
         self.alike = Alike.of(
             devices=zip(map(id, devices), batch_limits, strict=True),
-            links=[(each.link, each.uplink, size) for each, size in zip(attachments, sizes, strict=True)],
-            racks=[each.rack for each in attachments],
+            links=[(item.link, item.uplink, size) for item, size in zip(attachments, sizes, strict=True)],
+            racks=[item.rack for item in attachments],
         )
-        self._handovers_ns = [each.there_ns + each.back_ns for each in self._devices]
+        self._handovers_ns = [item.there_ns + item.back_ns for item in self._devices]
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         """Return the time until a batch is back: handover, dispatch, solo latency; above the limit, several batches in
@@ -444,7 +446,6 @@ class ProfileCosts:
         return self._devices[server].keys[key.segment, key.width, key.previous_width]
 
     def _padded(self, server: int, batch: int) -> int:
-        """Return the padded size on the device."""
         return next((size for size in self._devices[server].padded_sizes if size >= batch), batch)
 
 

@@ -92,7 +92,7 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
 
 def _slower_curve(curve: LatencyCurve, slowdown: float) -> LatencyCurve:
     names = ("mean_s", "p50_s", "p95_s", "p99_s", "energy_j_per_image")
-    return curve.model_copy(update={name: tuple(v * slowdown for v in getattr(curve, name)) for name in names})
+    return curve.model_copy(update={name: tuple(value * slowdown for value in getattr(curve, name)) for name in names})
 
 
 def _slower_instance(cost: InstanceCost, slowdown: float) -> InstanceCost:
@@ -185,16 +185,18 @@ class DeviceModel:
         ended: list[tuple[int, int, int, bool]] = []
         until_ns = now_ns - self._origin_ns
         while (due := self._due()) is not None and due[0] <= until_ns:
-            at_ns, what = due
-            if what == _START:
+            at_ns, kind = due
+            if kind == _START:
                 planned = heappop(self._starts)
                 if not self._begin(planned):
                     ended.append((planned.batch, self._origin_ns + at_ns, self._origin_ns + at_ns, False))
                     continue
-            elif what == _END:
+            elif kind == _END:
                 ended.append(self._end(at_ns))
             else:
-                self._change_speed()
+                assert self._spell is not None, "it was due"
+                self._physics.set_slowdown(self._spell[1], at_ns)
+                self._spell = next(self._spells, None)
             self._remember(at_ns)
         return ended
 
@@ -233,12 +235,6 @@ class DeviceModel:
         assert running is not None, "its end was due"
         self._physics.finish(_ONLY, running.batch, at_ns)
         return running.batch, self._origin_ns + self._began_ns.pop(running.batch), self._origin_ns + at_ns, True
-
-    def _change_speed(self) -> None:
-        assert self._spell is not None, "it was due"
-        at_ns, factor = self._spell
-        self._physics.set_slowdown(factor, at_ns)
-        self._spell = next(self._spells, None)
 
     # ------------------------------------------------------------------------------------------- instances and sizes
 
@@ -296,14 +292,14 @@ class DeviceModel:
         """Return the integrals at any time of the kept past: power and utilization are constant between two of its
         entries."""
         after = self._place(at_ns)
-        one, other = self._past[max(0, after - 1)], self._past[after]
-        share = 1.0 if other.at_ns == one.at_ns else (at_ns - one.at_ns) / (other.at_ns - one.at_ns)
+        earlier, later = self._past[max(0, after - 1)], self._past[after]
+        share = 1.0 if later.at_ns == earlier.at_ns else (at_ns - earlier.at_ns) / (later.at_ns - earlier.at_ns)
         return _Integrals(
             at_ns,
-            one.energy_mj + share * (other.energy_mj - one.energy_mj),
-            one.busy_ms + share * (other.busy_ms - one.busy_ms),
+            earlier.energy_mj + share * (later.energy_mj - earlier.energy_mj),
+            earlier.busy_ms + share * (later.busy_ms - earlier.busy_ms),
         )
 
     def _place(self, at_ns: int) -> int:
         """Return the index of the first entry of the past that isn't earlier."""
-        return bisect_left(self._past, at_ns, key=lambda each: each.at_ns)
+        return bisect_left(self._past, at_ns, key=lambda entry: entry.at_ns)

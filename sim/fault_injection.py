@@ -73,8 +73,8 @@ class FaultDriver:
         if self._servers[server].is_up or now_ns < max(self._out_until_ns[server], self._ready_at_ns[server]):
             return
         if server in self._down:
-            place = self._down.pop(server)
-            self._downtimes[place] = replace(self._downtimes[place], up_ns=now_ns)
+            number = self._down.pop(server)
+            self._downtimes[number] = replace(self._downtimes[number], up_ns=now_ns)
         self._plans[server].came_up(now_ns)
         self._servers[server].come_up()
 
@@ -86,7 +86,8 @@ class FaultDriver:
     @property
     def is_all_gone(self) -> bool:
         """Whether no server is up and none ever will be."""
-        return all(not s.is_up and until == inf for s, until in zip(self._servers, self._out_until_ns, strict=True))
+        pairs = zip(self._servers, self._out_until_ns, strict=True)
+        return all(not server.is_up and until_ns == inf for server, until_ns in pairs)
 
     def plan(self, fault: Fault) -> None:
         """Inject one fault. A crash or hang of a server that is then down has no effect."""
@@ -152,9 +153,5 @@ class FaultDriver:
         epoch = self._servers[server].epoch
         if self._servers[server].hang():
             yield self._until(self._agenda.now_ns + self._supervision.hang_ns, server, _BEGINS)
-            yield from self._notice_hang(server, epoch)
-
-    def _notice_hang(self, server: int, epoch: int) -> Process:
-        """Detect a hang; there is nothing to detect if the server has failed otherwise."""
-        if self._servers[server].epoch == epoch:
-            yield from self._crash(server, WORKER_HUNG)
+            if self._servers[server].epoch == epoch:  # it has not failed otherwise
+                yield from self._crash(server, WORKER_HUNG)

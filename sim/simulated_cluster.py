@@ -57,7 +57,7 @@ from sim.event_queue import ARRIVAL, HOST, Agenda, Kind, Process, rank
 from sim.fault_injection import FaultDriver, poisoned_requests
 from sim.host_and_network import LINKS, HostTable, Interconnect, SimulatedHost
 from sim.simulated_device import SimulatedDevice
-from sim.simulated_server import Outcomes, RouterMessage, ServerSpec, SharedDevice, SimulatedServer
+from sim.simulated_server import Outcomes, RouterMessage, RouterPort, ServerSpec, SharedDevice, SimulatedServer
 
 # --------------------------------------------------------------------------------------------------------------- labels
 
@@ -206,13 +206,13 @@ class Simulation:
         cores = [] if cluster.host is None else [self._devices[index] for index in cluster.host.devices]
         self._host = SimulatedHost(cluster.host, run.seed, cores)
         outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
-        self.servers = tuple(self._server(index, spec, outcomes) for index, spec in enumerate(cluster.servers))
+        router = RouterPort(self._tell_router, self._hear)
+        self.servers = tuple(
+            SimulatedServer(index, spec, self._devices[spec.device], self._agenda, self._ledger, outcomes, router)
+            for index, spec in enumerate(cluster.servers)
+        )
         self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)
         self._set_off()
-
-    def _server(self, index: int, spec: ServerSpec, outcomes: Outcomes) -> SimulatedServer:
-        device = self._devices[spec.device]
-        return SimulatedServer(index, spec, device, self._agenda, self._ledger, outcomes, self._tell_router, self._hear)
 
     def _set_off(self) -> None:
         for server in self.servers:
@@ -247,18 +247,15 @@ class Simulation:
         """Run to the next decision; return None when the run has ended."""
         agenda, horizon_ns = self._agenda, self.spec.horizon_ns
         while self._pending is None and self._ended_ns is None:
-            if agenda.is_instant_over and self._may_ask():
+            wake_ns = self.router.next_wake_ns
+            is_due = wake_ns is not None and max(wake_ns, self._host.free_ns) <= agenda.now_ns
+            if agenda.is_instant_over and is_due:
                 self._tell_router(RouterTimer())
             elif agenda.next_ns > horizon_ns and self._is_over():
                 self._ended_ns = self._end_ns()
             else:
                 agenda.step()
         return self._pending
-
-    def _may_ask(self) -> bool:
-        """Return whether the router's timer is due, and its host is free."""
-        now_ns, wake_ns = self._agenda.now_ns, self.router.next_wake_ns
-        return wake_ns is not None and wake_ns <= now_ns and self._host.free_ns <= now_ns
 
     def decide(self, choice: Choice | Hold) -> None:
         """Answer the pending decision; it takes effect when policy and host have finished it."""

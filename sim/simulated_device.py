@@ -176,9 +176,9 @@ class SimulatedDevice:
         self.advance(now_ns)
         self.waiting_ns = {key: takes_ns for key, takes_ns in self.waiting_ns.items() if key[0] != server}
         self.loading = {key for key in self.loading if key[0] != server}
-        left = {key: running for key, running in self.running.items() if key[0] != server}
-        if len(left) < len(self.running):
-            self.running, self._passes_ended_ns = left, now_ns
+        remaining = {key: running for key, running in self.running.items() if key[0] != server}
+        if len(remaining) < len(self.running):
+            self.running, self._passes_ended_ns = remaining, now_ns
         self._rerate(now_ns)
 
     def freeze(self, server: int, now_ns: int) -> None:
@@ -233,29 +233,29 @@ class SimulatedDevice:
         tables, running = self.tables, self.running.values()
         demand = host = busy = 0
         bandwidth = 0.0  # added one by one: `sum` compensates floats from Python 3.12 on
-        for r in running:
-            table, size = r.table, r.size
+        for batch in running:
+            table, size = batch.table, batch.size
             demand += table.demand_permille[size]
             host += table.host_permille[size]
             busy += table.busy_permille[size]
             bandwidth += table.bandwidth[size]
         self._is_full = host + tables.chores_permille > 1000
-        servers = len({r.server for r in running}) if len(running) > 1 else 1
+        servers = len({batch.server for batch in running}) if len(running) > 1 else 1
         is_across = servers > 1
         load = self._load_across() if is_across else max(demand, host)
         self._is_extrapolated = len(running) > tables.most_at_once or (is_across and servers > tables.most_processes)
         crowding = tables.crowding_across if is_across else tables.crowding
         common = crowding[min(load, CROWDING_LIMIT_PERMILLE)]
         uncapped_mw = tables.context_idle_mw
-        for r in running:
-            table, size = r.table, r.size
-            r.slow_down = common * contention(tables.alpha, bandwidth - table.bandwidth[size]) * r.factor
-            uncapped_mw += table.power_mw[size] / r.slow_down
+        for batch in running:
+            table, size = batch.table, batch.size
+            batch.slow_down = common * contention(tables.alpha, bandwidth - table.bandwidth[size]) * batch.factor
+            uncapped_mw += table.power_mw[size] / batch.slow_down
         beside = tables.beside_load if self.loading else 1.0
         slowdown = self._slowdown * beside / clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
-        for r in running:
-            r.slow_down *= slowdown
-            r.end_ns = self._end_ns(now_ns, max(0, ceil(r.work_ns * r.slow_down)))
+        for batch in running:
+            batch.slow_down *= slowdown
+            batch.end_ns = self._end_ns(now_ns, max(0, ceil(batch.work_ns * batch.slow_down)))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
         self.busy_permille = min(1000, busy)
 
@@ -270,20 +270,20 @@ class SimulatedDevice:
         """Return x of a running set of several processes, in permille."""
         running = self.running.values()
         load, _ = total_load(
-            [r.table.demand_permille[r.size] for r in running],
-            [r.table.host_permille[r.size] for r in running],
-            [r.table.busy_permille[r.size] for r in running],
-            [r.server for r in running],
+            [batch.table.demand_permille[batch.size] for batch in running],
+            [batch.table.host_permille[batch.size] for batch in running],
+            [batch.table.busy_permille[batch.size] for batch in running],
+            [batch.server for batch in running],
             self.tables.hosted,
             1000,
         )
         return int(load)
 
 
-def _ends_before(one: RunningBatch, other: RunningBatch) -> bool:
-    if one.end_ns != other.end_ns:
-        return one.end_ns < other.end_ns
-    return (one.server, one.batch) < (other.server, other.batch)
+def _ends_before(batch: RunningBatch, other: RunningBatch) -> bool:
+    if batch.end_ns != other.end_ns:
+        return batch.end_ns < other.end_ns
+    return (batch.server, batch.batch) < (other.server, other.batch)
 
 
 # ------------------------------------------------------------------------------------------------------------ durations

@@ -167,17 +167,23 @@ class Outcomes:
 
 
 RouterMessage = RequestsReturned | RequestsRejected
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPort:
+    """A server's way to the router: `core` gets events at once, `host` messages that return requests on arrival,
+    numbered by server."""
+
+    core: Callable[[RouterEvent], None]
+    host: Callable[[RouterMessage, int], None]
+
+
 # Names of random streams.
 JITTER = "jitter"
 
 
 class SimulatedServer:
-    """One server in simulated time.
-
-    Args:
-        to_router: called with the events that reach the router's core at once.
-        to_host: called with messages that return requests as they arrive at the router's host, numbered by server.
-    """
+    """One server in simulated time."""
 
     def __init__(
         self,
@@ -187,8 +193,7 @@ class SimulatedServer:
         agenda: Agenda,
         ledger: Ledger,
         outcomes: Outcomes,
-        to_router: Callable[[RouterEvent], None],
-        to_host: Callable[[RouterMessage, int], None],
+        router: RouterPort,
     ) -> None:
         self.index = index
         self.spec = spec
@@ -202,8 +207,8 @@ class SimulatedServer:
         self._agenda = agenda
         self._ledger = ledger
         self._is_correct = outcomes.is_correct
-        self._to_router = to_router
-        self._to_host = to_host
+        self._to_router = router.core
+        self._to_host = router.host
         self._jitter_salt = derived_seed(outcomes.seed, JITTER)
         self._poisoned = outcomes.poisoned
         self._sensor = WindowedSensor(device.physics)
@@ -212,7 +217,7 @@ class SimulatedServer:
         self._is_prepared = False  # whether loads ordered now were done before the run's clock started
         self._armed_ns: int | None = None
         self._messages = 0
-        self._there: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive alone
+        self._arriving: deque[tuple[int, Block]] = deque()  # blocks in transfer, and when each would arrive alone
         self._last_back_ns = 0  # when the last message in transfer arrives
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
@@ -246,9 +251,9 @@ class SimulatedServer:
         if not tables.there_ns:
             self._take_in(block)
             return
-        way_ns = self._stretched_ns(tables.busy_there_ns if self._device.is_busy else tables.there_ns)
-        self._there.append((self._agenda.now_ns + way_ns, block))
-        if len(self._there) == 1:
+        handover_ns = self._stretched_ns(tables.busy_there_ns if self._device.is_busy else tables.there_ns)
+        self._arriving.append((self._agenda.now_ns + handover_ns, block))
+        if len(self._arriving) == 1:
             self._agenda.process(self._deliveries(self.epoch))
 
     def _stretched_ns(self, takes_ns: int) -> int:
@@ -268,16 +273,16 @@ class SimulatedServer:
         order = rank(self.index, Kind.BLOCK_ARRIVAL)
         physics = self._device.physics
         chores = self._tables.chores
-        while self._there and self.is_up and epoch == self.epoch:
-            arrives_ns, block = self._there[0]
+        while self._arriving and self.is_up and epoch == self.epoch:
+            arrives_ns, block = self._arriving[0]
             yield self._agenda.until(max(self._agenda.now_ns, arrives_ns), order)
             if chores is not None and self.is_up and epoch == self.epoch:  # the server's process receives it
                 if not self.is_hung:
-                    taken = chores.taken[physics.pause(self._agenda.now_ns)]
-                    self._device.do_chore(taken, len(block.requests), chores.slice_ns)
+                    cost = chores.taken[physics.pause(self._agenda.now_ns)]
+                    self._device.do_chore(cost, len(block.requests), chores.slice_ns)
                 yield self._agenda.until(max(self._agenda.now_ns, physics.chores_until_ns), order)
             if self.is_up and epoch == self.epoch:
-                self._there.popleft()
+                self._arriving.popleft()
                 self._take_in(block)
 
     def _take_in(self, block: Block) -> None:
@@ -303,7 +308,7 @@ class SimulatedServer:
         if not self.is_up:
             return
         self.is_up = self.is_hung = False
-        self._there.clear()
+        self._arriving.clear()
         self._device.physics.kill(self.index, self._agenda.now_ns)
         self._device.replan()
         self._in_host_memory.clear()
@@ -379,8 +384,8 @@ class SimulatedServer:
             self._to_host(message, number)
             return
         back_ns = self._stretched_ns(tables.busy_back_ns if self._device.is_busy else tables.back_ns)
-        told_ns = max(self._agenda.now_ns, self._device.physics.chores_from_ns)
-        self._last_back_ns = max(self._last_back_ns, told_ns + back_ns)
+        sent_ns = max(self._agenda.now_ns, self._device.physics.chores_from_ns)
+        self._last_back_ns = max(self._last_back_ns, sent_ns + back_ns)
         self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
 
     def _load(self, command: LoadInstance) -> None:
@@ -429,14 +434,14 @@ class SimulatedServer:
         """Begin the pass when it has a core: it waits for passes until the limit, and for chores to their end."""
         now_ns = self._agenda.now_ns
         physics = self._device.physics
-        place = (self.index, command.batch)
-        physics.waiting_ns.pop(place, None)
+        key = (self.index, command.batch)
+        physics.waiting_ns.pop(key, None)
         if not self._is_working(command.epoch):
             return
         free_ns = max(physics.free_ns(now_ns, limit_ns), physics.chores_end_ns(now_ns))
         if free_ns > now_ns:
             table = self._tables.keys[command.segment, command.served_width, command.previous_width]
-            physics.waiting_ns[place] = table.latency_ns[command.padded]
+            physics.waiting_ns[key] = table.latency_ns[command.padded]
             self._agenda.at(free_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
             return
         if self._ledger.keeps_starts:

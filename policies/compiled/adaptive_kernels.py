@@ -50,16 +50,17 @@ class MilpMemory:
 
     def write(self, row: Ints) -> None:
         """Copy the router's tuples, shares and placed counts into its plan."""
-        router, servers, reals, plan = self._router, self._config.servers, row.view(np.float64), Plan(row)
+        router, servers = self._router, self._config.servers
+        reals, plan = row.view(np.float64), Plan(row)
         widths_at = plan.width_rule.rungs_at
         row[widths_at : widths_at + servers * self._config.segments] = self._codes[list(router.plan.choice)].ravel()
         reals[plan.shares_at : plan.shares_at + servers] = router.plan.shares
         row[plan.placed_at : plan.placed_at + servers] = router.placed
         plan.wake_ns = router.since_ns + router.period_ns
 
-    def replan(self, row: Ints, sheet: Ints) -> None:
+    def replan(self, row: Ints, sheet_row: Ints) -> None:
         """Let the router make a new plan at the end of a period."""
-        self._router.plan_anew(view_of(sheet, self._config))
+        self._router.plan_anew(view_of(sheet_row, self._config))
         self.write(row)
 
     def keep(self, row: Ints) -> None:
@@ -68,13 +69,13 @@ class MilpMemory:
         self._router.placed = row[placed_at : placed_at + self._config.servers].tolist()
 
 
-def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
+def view_of(numbers: Ints, config: RouterConfig) -> ClusterView:
     """Return a sheet as a view: without work by key, memory and instances, which a sheet lacks."""
-    seen = Sheet(sheet)
+    sheet = Sheet(numbers)
     servers = tuple(
         ServerView(
             valid=code != 0,
-            widths=tuple(holds[seen.segment]),
+            widths=tuple(holds[sheet.segment]),
             outstanding_requests=requests,
             outstanding_blocks=blocks,
             outstanding={},
@@ -85,11 +86,14 @@ def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
             loading=(),
         )
         for holds, (code, _, requests, blocks, _, utilization, power_w) in zip(
-            config.holds, sheet[Sheet.size : seen.samples_at].view(SeenServer.dtype).tolist(), strict=True
+            config.holds, numbers[Sheet.size : sheet.samples_at].view(SeenServer.dtype).tolist(), strict=True
         )
     )
-    head = HeadKey(seen.segment + 1, (IMAGE, *config.widths)[seen.previous_width], seen.location, seen.service_class)
-    return ClusterView(seen.now_ns, head, seen.candidates, seen.entered_ns, seen.fifo_length, seen.completed, servers)
+    previous_width = (IMAGE, *config.widths)[sheet.previous_width]
+    head = HeadKey(sheet.segment + 1, previous_width, sheet.location, sheet.service_class)
+    return ClusterView(
+        sheet.now_ns, head, sheet.candidates, sheet.entered_ns, sheet.fifo_length, sheet.completed, servers
+    )
 
 
 class Control(Record):
@@ -97,7 +101,7 @@ class Control(Record):
 
     floor = most = energy_weight = best = REAL
     limit_ns = weighs = takes_over = now_ns = completed = late = INT
-    accuracy_sum = kept = span_s = images = debt = bias = floor_shift = REAL
+    accuracy_sum = held_floor = span_s = images = debt = bias = floor_shift = REAL
     judged = over = limit_bias = limit_shift = shift = REAL
     end = INT
 
@@ -140,7 +144,7 @@ class CompassMemory(Record):
 
     weights = Weights.blank()
     unit_ns = REAL
-    ways_at = priced_at = control_at = INT
+    path_units_at = priced_at = control_at = INT
 
 
 class Priced(Record):
@@ -163,55 +167,58 @@ units_until_end: Callable[[Weights, float, float, float, float, bool], float] = 
 
 
 @kernel
-def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory) -> int:
+def rung_for(plan: Plan, sheet: Sheet, rule: CompassMemory) -> int:
     """Compute `Compass._rung`."""
     shift, weight = 0.0, 0.0
-    if its.control_at:
-        control = Control(plan, its.control_at, sheet.service_class)
+    if rule.control_at:
+        control = Control(plan, rule.control_at, sheet.service_class)
         shift = shift_of(control, sheet)
         weight = weight_of(control, sheet)
     load = (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
-    price = exp(log_price(its.weights, load, shift))
-    rung, priced = 0, Priced(plan, its.priced_at, sheet.service_class)
-    for n in range(priced.count - 1):
-        rung += price > reals(plan)[priced.thresholds_at + n] - weight * reals(plan)[priced.savings_at + n]
-    if its.control_at:
-        Control(plan, its.control_at, sheet.service_class).end = end_of_dial(rung, priced.count)
+    price = exp(log_price(rule.weights, load, shift))
+    rung, priced = 0, Priced(plan, rule.priced_at, sheet.service_class)
+    for step in range(priced.count - 1):
+        if price > reals(plan)[priced.thresholds_at + step] - weight * reals(plan)[priced.savings_at + step]:
+            rung += 1
+    if rule.control_at:
+        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(rung, priced.count)
     return rung
 
 
 @kernel
-def units_until_end_at(plan: Plan, sheet: Sheet, its: CompassMemory, index: int, width: int, taken: int) -> float:
+def units_until_end_at(plan: Plan, sheet: Sheet, rule: CompassMemory, index: int, width: int, images: int) -> float:
     """Compute `Compass._units_until_end`."""
-    unit_ns, to_come = its.unit_ns, Coming(its, _MEMORY, index).images * reals(plan)[its.ways_at + index]
-    moved, batch = transfer_ns(plan, sheet, index) / unit_ns, batch_ns(plan, index, key_of(plan, sheet, width), taken)
+    unit_ns = rule.unit_ns
+    to_come = Coming(rule, _MEMORY, index).images * reals(plan)[rule.path_units_at + index]
+    moved, batch = transfer_ns(plan, sheet, index) / unit_ns, batch_ns(plan, index, key_of(plan, sheet, width), images)
     work = seen_at(sheet, index).work_ns / unit_ns
-    return units_until_end(its.weights, work, to_come, moved, batch / unit_ns, sheet.location == index)
+    return units_until_end(rule.weights, work, to_come, moved, batch / unit_ns, sheet.location == index)
 
 
 @kernel
 def take_bearing(plan: Plan, sheet: Sheet) -> None:
     """Run `Compass.choose`."""
-    its = CompassMemory(plan, plan.memory_at)
-    tuple_at = Priced(plan, its.priced_at, sheet.service_class).rungs_at + rung_for(plan, sheet, its) * plan.segments
-    taken, least = min(largest_group(plan), sheet.candidates), inf
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
-        seen, coming = seen_at(sheet, index), Coming(its, _MEMORY, index)
-        passed = (sheet.now_ns - coming.seen_ns) / its.unit_ns
+    rule = CompassMemory(plan, plan.memory_at)
+    tuple_at = Priced(plan, rule.priced_at, sheet.service_class).rungs_at + rung_for(plan, sheet, rule) * plan.segments
+    images, least = min(largest_group(plan), sheet.candidates), inf
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
+        view, coming = seen_at(sheet, index), Coming(rule, _MEMORY, index)
+        passed = (sheet.now_ns - coming.seen_ns) / rule.unit_ns
         coming.images *= REMEMBERED / (REMEMBERED + passed) if is_up(sheet, index) else 0.0
         coming.seen_ns = sheet.now_ns
-        if seen.code:
-            width = held(seen.holds, ints(plan)[tuple_at + sheet.segment])
-            units = units_until_end_at(plan, sheet, its, index, width, taken)
+        if view.code:
+            width = held(view.holds, ints(plan)[tuple_at + sheet.segment])
+            units = units_until_end_at(plan, sheet, rule, index, width, images)
             if units < least:
-                least, plan.server, plan.width = units, index, width
+                least, plan.server = units, index
+                plan.width = width
     plan.group = largest_group(plan)
-    left = (plan.segments - 1 - sheet.segment) / plan.segments
+    remaining = (plan.segments - 1 - sheet.segment) / plan.segments
     if sheet.location >= 0:
-        before = Coming(its, _MEMORY, sheet.location)
-        before.images = max(0.0, before.images - taken * (left + 1 / plan.segments))
-    Coming(its, _MEMORY, plan.server).images += taken * left
+        before = Coming(rule, _MEMORY, sheet.location)
+        before.images = max(0.0, before.images - images * (remaining + 1 / plan.segments))
+    Coming(rule, _MEMORY, plan.server).images += images * remaining
 
 
 _NS = 1e9
@@ -237,7 +244,8 @@ def remember_arrivals(sheet: Sheet, ahead: Ahead) -> None:
 @kernel
 def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -> int:
     """Add a lot to the server that is up and ends it first, and return that end."""
-    busy_ns, image_ns, best, first_ns = ints(plan), ints(plan), NONE, 0
+    busy_ns, image_ns = ints(plan), ints(plan)
+    best, first_ns = NONE, 0
     for index in range(plan.servers):
         if is_up(sheet, index):
             end_ns = busy_ns[ahead.busy_ns_at + index] + lot * image_ns[ahead.image_ns_at + index * plan.widths + width]
@@ -249,22 +257,22 @@ def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -
 
 @kernel
 def cost_ns(
-    plan: Plan, sheet: Sheet, ahead: Ahead, server: int, width: int, taken: int, coming: int, lots: int, scale: float
+    plan: Plan, sheet: Sheet, ahead: Ahead, server: int, width: int, images: int, coming: int, lots: int, scale: float
 ) -> float:
     """Compute `Lookahead._cost_ns`."""
     busy_ns = ints(plan)
     for index in range(plan.servers):
         busy_ns[ahead.busy_ns_at + index] = seen_at(sheet, index).work_ns
-    own_ns = transfer_ns(plan, sheet, server) + batch_ns(plan, server, key_of(plan, sheet, width), taken)
+    own_ns = transfer_ns(plan, sheet, server) + batch_ns(plan, server, key_of(plan, sheet, width), images)
     busy_ns[ahead.busy_ns_at + server] += own_ns
-    total_ns, images = taken * (busy_ns[ahead.busy_ns_at + server] * 1.0), taken * 1.0
-    each = (coming + lots - 1) // lots
+    total_ns, weighed = images * (busy_ns[ahead.busy_ns_at + server] * 1.0), images * 1.0
+    lot_size = (coming + lots - 1) // lots
     for number in range(lots):
-        lot = max(0, min(each, coming - number * each))
+        lot = max(0, min(lot_size, coming - number * lot_size))
         end_ns = first_to_end(plan, sheet, ahead, width, lot)
         total_ns += ahead.weight * lot * (end_ns * 1.0)
-        images += ahead.weight * lot
-    return total_ns / images - ints(plan)[ahead.worth_ns_at + sheet.segment * plan.widths + width] * scale
+        weighed += ahead.weight * lot
+    return total_ns / weighed - ints(plan)[ahead.worth_ns_at + sheet.segment * plan.widths + width] * scale
 
 
 @kernel
@@ -272,22 +280,23 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
     """Run `Lookahead.choose`."""
     ahead = Ahead(plan, plan.memory_at)
     remember_arrivals(sheet, ahead)
-    taken = min(largest_group(plan), sheet.candidates)
-    coming = max(0, sheet.fifo_length - taken) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
-    best, chosen, scale = 0.0, NONE, 1.0
+    images = min(largest_group(plan), sheet.candidates)
+    coming = max(0, sheet.fifo_length - images) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
+    best, server = 0.0, NONE
+    scale = 1.0
     narrowest, widest = plan.widths, NONE
     if ahead.control_at:
         scale = exp(shift_of(Control(plan, ahead.control_at, sheet.service_class), sheet))
     lots = ahead.blocks * sheet.up
     for index in range(plan.servers):
-        seen = seen_at(sheet, index)
+        view = seen_at(sheet, index)
         for width in range(plan.widths):
-            if seen.code == 0 or not seen.holds >> width & 1:
+            if view.code == 0 or not view.holds >> width & 1:
                 continue
             narrowest, widest = min(narrowest, width), max(widest, width)
-            cost = cost_ns(plan, sheet, ahead, index, width, taken, coming, lots, scale)
-            if chosen == NONE or cost < best:
-                best, chosen = cost, index
+            cost = cost_ns(plan, sheet, ahead, index, width, images, coming, lots, scale)
+            if server == NONE or cost < best:
+                best, server = cost, index
                 plan.server, plan.width = index, width
     plan.group = largest_group(plan)
     if ahead.control_at:

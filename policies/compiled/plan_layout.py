@@ -65,13 +65,14 @@ class Record:
     def __init__(self, base: Record | npt.NDArray[Any] | int, at: int = 0, number: int = 0) -> None:
         self.begin = int(at + number * self.size)
         if isinstance(base, Record):
-            self.integers, self.floats, self.begin = base.integers, base.floats, self.begin + base.begin
+            self.integers, self.floats = base.integers, base.floats
+            self.begin += base.begin
         else:
             self.integers, self.floats = python_view(base, "q"), python_view(base, "d")
 
     def __init_subclass__(cls) -> None:
-        given = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-        kinds = [(name, type(value)) for name, value in given.items()]
+        defaults = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+        kinds = [(name, type(value)) for name, value in defaults.items()]
         fields = [(name, kind) for name, kind in kinds if kind in (int, float) or issubclass(kind, Record)]
         cls.offsets, cls.size = {}, 0
         for name, kind in fields:
@@ -82,9 +83,9 @@ class Record:
         cls._first = np.zeros(cls.size, np.int64)
         for name, kind in fields:
             if issubclass(kind, Record):
-                getattr(cls(cls._first), name).numbers[:] = given[name].numbers
+                getattr(cls(cls._first), name).numbers[:] = defaults[name].numbers
             else:
-                setattr(cls(cls._first), name, given[name])
+                setattr(cls(cls._first), name, defaults[name])
         if IS_ON:
             _teach(cls)
 
@@ -147,7 +148,7 @@ if IS_ON:
         @type_callable(record)
         def _type(context: Any) -> Any:
             def typer(base: Any, at: Any = None, number: Any = None) -> Any:
-                return signature(pointer, *[types.unliteral(each) for each in (base, at, number) if each is not None])
+                return signature(pointer, *[types.unliteral(part) for part in (base, at, number) if part is not None])
 
             return typer
 
@@ -165,8 +166,8 @@ if IS_ON:
                 base = builder.gep(base, [steps])
             return builder.bitcast(base, context.get_value_type(pointer))
 
-        for given in range(3):
-            lower_builtin(record, types.Any, *[types.Integer] * given)(make)
+        for count_args in range(3):
+            lower_builtin(record, types.Any, *[types.Integer] * count_args)(make)
 
 
 # ----------------------------------------------------------------------------------------------------- sheets and plans
@@ -211,7 +212,7 @@ def blank_sheet(servers: int) -> Ints:
 @cache
 def bits(widths: tuple[bool, ...]) -> int:
     """Return a set of widths as a number: bit w is whether width w is in it."""
-    return sum(1 << w for w, is_in in enumerate(widths) if is_in)
+    return sum(1 << number for number, is_in in enumerate(widths) if is_in)
 
 
 class WidthRule(Record):
@@ -257,10 +258,12 @@ class PlanRow:
         self._parts: list[npt.NDArray[np.int64]] = [self.head.numbers]
         self._size = Plan.size
         head = self.head
-        head.servers, head.segments, head.widths = config.servers, config.segments, len(config.widths)
+        head.servers, head.segments = config.servers, config.segments
+        head.widths = len(config.widths)
         head.keys, head.most = len(self.keys), config.groups[-1]
         self.set_groups(config.groups)
-        head.turn, head.wake_ns, head.most_draws = NONE, 1 << 62, config.servers + 3
+        head.turn, head.wake_ns = NONE, 1 << 62
+        head.most_draws = config.servers + 3
         head.delay_at = Plan.offsets["width_rule"]
 
     def add(self, values: npt.ArrayLike) -> int:
@@ -282,10 +285,10 @@ class PlanRow:
     def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
         """Append the expected costs of the cluster, as tables of nanoseconds."""
         assert self.costs is not None, "this rule asks for costs"
-        alike = alike_of(self.config, self.costs)
-        self.head.links = 1 + max(alike.links)
-        for what in ("devices", "links", "racks"):
-            setattr(self.head, f"{what}_at", self.add(getattr(alike, what)))
+        groups = alike_of(self.config, self.costs)
+        self.head.links = 1 + max(groups.links)
+        for name in ("devices", "links", "racks"):
+            setattr(self.head, f"{name}_at", self.add(getattr(groups, name)))
         for name in tables:
             setattr(self.head, f"{name}_ns_at", self.add(cost_table(self.config, self.costs, name)))
 
@@ -296,8 +299,8 @@ class PlanRow:
 
 def work_keys(config: RouterConfig) -> list[WorkKey]:
     """Return every key (segment, width, previous width) in the order of its number, including impossible ones."""
-    before = (IMAGE, *config.widths)
-    return [WorkKey(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in before]
+    previous = (IMAGE, *config.widths)
+    return [WorkKey(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in previous]
 
 
 _tables: dict[tuple[Any, ...], tuple[CostModel, Ints]] = {}
@@ -306,10 +309,10 @@ _lock = Lock()
 
 def alike_of(config: RouterConfig, costs: CostModel) -> Alike:
     """Return which of the cluster's servers cost the same, by numbers from 0 on; all differ if this is unknown."""
-    known, each = costs.alike, tuple(_all(config))
-    if known is None:
-        return Alike(each, each, (0,) * config.servers)
-    return Alike.of(*([of[server] for server in each] for of in (known.devices, known.links, known.racks)))
+    groups, servers = costs.alike, tuple(range(config.servers))
+    if groups is None:
+        return Alike(servers, servers, (0,) * config.servers)
+    return Alike.of(*([of[server] for server in servers] for of in (groups.devices, groups.links, groups.racks)))
 
 
 def transfers_of(config: RouterConfig, costs: CostModel) -> int:
@@ -356,11 +359,11 @@ def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
     lines = list(product(range(1, config.segments + 1), (IMAGE, *config.widths)))
     sizes, links = range(1, config.groups[-1] + 1), 1 + max(alike_of(config, costs).links)
     table = np.zeros((links + 1, links, WAYS, len(lines), len(sizes) + 1), np.int64)
-    for place, (source, server) in alike_of(config, costs).ways().items():
+    for row, (source, server) in alike_of(config, costs).ways().items():
         for number, (segment, width) in enumerate(lines):
             if config.has_key(WorkKey(segment, width, width)) and (segment == 1 or source != ROUTER):
                 moved_s = [costs.transfer_s(source, server, segment, width, size) for size in sizes]
-                table[place][number, 1:] = [_ns(each) for each in moved_s]
+                table[row][number, 1:] = [_ns(seconds) for seconds in moved_s]
     return table
 
 
@@ -373,10 +376,6 @@ def _servers_of(devices: Sequence[int]) -> list[list[int]]:
 
 
 _MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table}
-
-
-def _all(config: RouterConfig) -> range:
-    return range(config.servers)
 
 
 def _ns(seconds: float) -> int:
@@ -402,26 +401,26 @@ def looked(plan: Plan, sheet: Sheet) -> int:
 
 
 @kernel
-def looked_at(sheet: Sheet, place: int) -> int:
+def looked_at(sheet: Sheet, position: int) -> int:
     """Return one of the servers that the decision examines (`rule_context.looked_at`)."""
-    return ints(sheet)[sheet.samples_at + place] if sheet.samples else place
+    return ints(sheet)[sheet.samples_at + position] if sheet.samples else position
 
 
 @kernel
 def is_up(sheet: Sheet, index: int) -> bool:
     """Compute `rule_context.is_up`."""
-    seen = seen_at(sheet, index)
-    return seen.code != 0 or seen.blocks > 0
+    view = seen_at(sheet, index)
+    return view.code != 0 or view.blocks > 0
 
 
 @kernel
-def held(holds: int, wanted: int) -> int:
-    """Compute `rule_parts.held_width`: the widest held one not above `wanted` (NONE: below all), or otherwise the
+def held(holds: int, most: int) -> int:
+    """Compute `rule_parts.held_width`: the widest held one not above `most` (NONE: below all), or otherwise the
     narrowest."""
-    for width in range(wanted, -1, -1):
+    for width in range(most, -1, -1):
         if holds >> width & 1:
             return width
-    width = wanted + 1
+    width = most + 1
     while not holds >> width & 1:
         width += 1
     return width
@@ -459,13 +458,14 @@ def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
     if source == ANYWHERE:
         return 0
     line = sheet.segment * (plan.widths + 1) + sheet.previous_width
-    lines, link, way = plan.segments * (plan.widths + 1), 0, ELSEWHERE
+    lines, link = plan.segments * (plan.widths + 1), 0
+    route = ELSEWHERE
     if source >= 0:
         link = 1 + ints(plan)[plan.links_at + source]
         if ints(plan)[plan.racks_at + source] == ints(plan)[plan.racks_at + server]:
-            way = HERE if source == server else IN_RACK
-    place = ((link * plan.links + ints(plan)[plan.links_at + server]) * WAYS + way) * lines + line
-    return ints(plan)[plan.transfer_ns_at + place * (plan.most + 1) + sheet.candidates]
+            route = HERE if source == server else IN_RACK
+    row = ((link * plan.links + ints(plan)[plan.links_at + server]) * WAYS + route) * lines + line
+    return ints(plan)[plan.transfer_ns_at + row * (plan.most + 1) + sheet.candidates]
 
 
 # ------------------------------------------------------------------------------------------------------- random numbers
@@ -489,12 +489,13 @@ class Draws:
         plan, used = self._plan, self._plan.draw
         self._used += used
         self._drawn = np.concatenate([self._drawn[used:], self._rng.random(_DRAWN)])
-        plan.draw, plan.draws, plan.uniforms_at = 0, len(self._drawn), int(self._drawn.ctypes.data)
+        plan.draw, plan.draws = 0, len(self._drawn)
+        plan.uniforms_at = int(self._drawn.ctypes.data)
 
     def give_back(self) -> None:
         """Rewind the generator to its state without the unused numbers."""
-        left = self._used + self._plan.draw
+        count = self._used + self._plan.draw
         self._plan.draw = self._plan.draws = 0
         self._rng.bit_generator.state = self._before
-        while left > 0:
-            left -= len(self._rng.random(min(left, _DRAWN)))
+        while count > 0:
+            count -= len(self._rng.random(min(count, _DRAWN)))

@@ -127,16 +127,17 @@ def can_take(sheet: Sheet, index: int) -> bool:
 def count_valid(plan: Plan, sheet: Sheet) -> int:
     """Return the number of examined servers that can take the block."""
     count = 0
-    for place in range(looked(plan, sheet)):
-        count += can_take(sheet, looked_at(sheet, place))
+    for position in range(looked(plan, sheet)):
+        if can_take(sheet, looked_at(sheet, position)):
+            count += 1
     return count
 
 
 @kernel
 def nth_valid(plan: Plan, sheet: Sheet, number: int) -> int:
     """Return the server with this number among them."""
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
         if can_take(sheet, index):
             if number == 0:
                 return index
@@ -151,8 +152,8 @@ def nth_valid(plan: Plan, sheet: Sheet, number: int) -> int:
 def random_width(plan: Plan, holds: int) -> int:
     """Compute `widths.RandomWidth`."""
     count, width = 0, 0
-    for n in range(plan.widths):
-        count += holds >> n & 1
+    for candidate in range(plan.widths):
+        count += holds >> candidate & 1
     number = drawn(plan, count)
     while number > 0 or not holds >> width & 1:
         number -= holds >> width & 1
@@ -173,33 +174,36 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     load = requests_per_server(sheet)
     if rule.control_at:
         load *= exp(-shift_of(Control(plan, rule.control_at, sheet.service_class), sheet))
-    down, stay, now = 0, 0, Rung(plan, rule.rung_at, sheet.service_class)
-    for n in range(now.last):
-        threshold = reals(plan)[rule.thresholds_at + n]
-        down += load > threshold
-        stay += load > threshold * now.share
-    now.rung = max(down, min(now.rung, stay))
+    down = stay = 0
+    rung = Rung(plan, rule.rung_at, sheet.service_class)
+    for step in range(rung.last):
+        threshold = reals(plan)[rule.thresholds_at + step]
+        if load > threshold:
+            down += 1
+        if load > threshold * rung.share:
+            stay += 1
+    rung.rung = max(down, min(rung.rung, stay))
     if rule.control_at:
-        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(now.rung, now.last + 1)
-    return now.rung
+        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(rung.rung, rung.last + 1)
+    return rung.rung
 
 
 @kernel
 def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
     """Compute `infaas.Variants`: the server's tuple, after its step; repeated calls at that time return the same."""
     steps, now = VariantSteps(plan, rule.variants_at), sheet.now_ns
-    its = Variant(steps, _STEPS, server)
-    if now - its.since_ns >= steps.hold_ns:
+    variant = Variant(steps, _STEPS, server)
+    if now - variant.since_ns >= steps.hold_ns:
         wait_ns, step = seen_at(sheet, server).work_ns + sheet.fifo_length * steps.waiting_ns, 0
-        cheaper = its.count - 1 - its.level
+        cheaper = variant.count - 1 - variant.level
         if wait_ns > steps.down_ns and cheaper > 0:
             step = min(steps.leap, cheaper, wait_ns // max(steps.down_ns, 1))
-        elif wait_ns < steps.up_ns and its.level > 0:
+        elif wait_ns < steps.up_ns and variant.level > 0:
             step = -1
         if step != 0:
-            its.level += step
-            its.since_ns = now
-    return its.tuples_at + its.level * plan.segments
+            variant.level += step
+            variant.since_ns = now
+    return variant.tuples_at + variant.level * plan.segments
 
 
 @kernel
@@ -224,31 +228,31 @@ def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
 @kernel
 def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
     """Return a rule's count for a server; whole numbers are exact (guaranteed by `policies.router_plans`)."""
-    seen = seen_at(sheet, index)
+    view = seen_at(sheet, index)
     if rule in (SHORTEST_QUEUE, POWER_OF_TWO):
-        return seen.requests * 1.0
+        return view.requests * 1.0
     if rule in (SHORTEST_QUEUE_BY_SPEED, POWER_OF_TWO_BY_SPEED):
-        return seen.requests / reals(plan)[plan.speeds_at + index]
+        return view.requests / reals(plan)[plan.speeds_at + index]
     if rule == LEAST_WORK:
-        return seen.work_ns * 1.0
+        return view.work_ns * 1.0
     if rule == LEAST_WORK_COMING:
         to_come = to_come_at(plan, index)
-        return seen.work_ns + to_come.images * to_come.way_ns
+        return view.work_ns + to_come.images * to_come.way_ns
     key = key_of(plan, sheet, width_for(plan, sheet, WidthRule(plan, plan.delay_at), index))
-    return (seen.work_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
+    return (view.work_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
 
 
 @kernel
 def least(plan: Plan, sheet: Sheet, rule: int) -> int:
     """Compute `ShortestQueue`, `ShortestQueueBySpeed`, `LeastWork`, `ShortestDelay`; ties go to the lowest."""
-    best, chosen = 0.0, NONE
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
+    best, server = 0.0, NONE
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
         if can_take(sheet, index):
             value = measure(plan, sheet, rule, index)
-            if chosen == NONE or value < best:
-                best, chosen = value, index
-    return chosen
+            if server == NONE or value < best:
+                best, server = value, index
+    return server
 
 
 @kernel
@@ -259,26 +263,28 @@ def one_of_two(plan: Plan, sheet: Sheet, rule: int) -> int:
     if count == 1:
         return nth_valid(plan, sheet, 0)
     second = drawn(plan, count - 1)
-    second += second >= first
-    one, other = nth_valid(plan, sheet, min(first, second)), nth_valid(plan, sheet, max(first, second))
-    return other if measure(plan, sheet, rule, other) < measure(plan, sheet, rule, one) else one
+    if second >= first:
+        second += 1
+    lower, higher = nth_valid(plan, sheet, min(first, second)), nth_valid(plan, sheet, max(first, second))
+    return higher if measure(plan, sheet, rule, higher) < measure(plan, sheet, rule, lower) else lower
 
 
 @kernel
 def weighted(plan: Plan, sheet: Sheet) -> int:
     """Compute `WeightedRandom`."""
-    total, passed, drawn = 0.0, 0.0, NONE
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
+    total = passed = 0.0
+    drawn = NONE
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
         if can_take(sheet, index):
             total += reals(plan)[plan.speeds_at + index]
-    wanted = draw(plan) * total
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
+    threshold = draw(plan) * total
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
         if can_take(sheet, index):
             passed += reals(plan)[plan.speeds_at + index]
             drawn = index
-            if wanted < passed:
+            if threshold < passed:
                 break
     return drawn
 
@@ -286,14 +292,14 @@ def weighted(plan: Plan, sheet: Sheet) -> int:
 @kernel
 def next_in_turn(plan: Plan, sheet: Sheet) -> int:
     """Compute `RoundRobin`."""
-    lowest, drawn = plan.servers, plan.servers
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
+    lowest, following = plan.servers, plan.servers
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
         if can_take(sheet, index):
             lowest = min(lowest, index)
             if index > plan.turn:
-                drawn = min(drawn, index)
-    plan.turn = drawn if drawn < plan.servers else lowest
+                following = min(following, index)
+    plan.turn = following if following < plan.servers else lowest
     return plan.turn
 
 
@@ -301,7 +307,8 @@ def next_in_turn(plan: Plan, sheet: Sheet) -> int:
 def furthest_behind(plan: Plan, sheet: Sheet) -> int:
     """Compute `Milp._place`: a server without a share only if there is no other."""
     images = min(largest_group(plan), sheet.candidates)
-    total, least_ahead, best, is_shareless = images, 0.0, NONE, False
+    total, least_ahead = images, 0.0
+    best, is_shareless = NONE, False
     for index in range(plan.servers):
         total += ints(plan)[plan.placed_at + index]
     for index in range(plan.servers):
@@ -310,7 +317,8 @@ def furthest_behind(plan: Plan, sheet: Sheet) -> int:
         share = reals(plan)[plan.shares_at + index]
         ahead, has_none = ints(plan)[plan.placed_at + index] - share * total, share == 0
         if best == NONE or (is_shareless and not has_none) or (is_shareless == has_none and ahead < least_ahead):
-            least_ahead, best, is_shareless = ahead, index, has_none
+            least_ahead, best = ahead, index
+            is_shareless = has_none
     ints(plan)[plan.placed_at + best] += images
     return best
 
@@ -325,29 +333,29 @@ def to_come_at(plan: Plan, index: int) -> ToCome:
 def least_with_coming(plan: Plan, sheet: Sheet) -> int:
     """Compute `LeastWorkComing`."""
     memory, location = WorkToCome(plan, plan.coming_at), sheet.location
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
         to_come = to_come_at(plan, index)
         keep = memory.forget_ns / (memory.forget_ns + (sheet.now_ns - to_come.seen_ns))
         to_come.seen_ns = sheet.now_ns
         to_come.images *= keep if is_up(sheet, index) else 0.0
     stays = plan.stays and location >= 0 and can_take(sheet, location)
     best = location if stays else least(plan, sheet, LEAST_WORK_COMING)
-    images, left = min(memory.most, sheet.candidates), (plan.segments - 1 - sheet.segment) / plan.segments
+    images, remaining = min(memory.most, sheet.candidates), (plan.segments - 1 - sheet.segment) / plan.segments
     if location >= 0:
-        before = to_come_at(plan, location)
-        before.images = max(0.0, before.images - images * (left + 1 / plan.segments))
-    to_come_at(plan, best).images += images * left
+        source = to_come_at(plan, location)
+        source.images = max(0.0, source.images - images * (remaining + 1 / plan.segments))
+    to_come_at(plan, best).images += images * remaining
     return best
 
 
 @kernel
 def next_packed(plan: Plan, sheet: Sheet) -> int:
     """Compute `Packed`."""
-    for place in range(plan.servers):
-        its = Packed(plan, plan.packed_at, place)
-        if can_take(sheet, its.server) and measure(plan, sheet, LEAST_WORK, its.server) < its.full_ns:
-            return its.server
+    for rank in range(plan.servers):
+        packed = Packed(plan, plan.packed_at, rank)
+        if can_take(sheet, packed.server) and measure(plan, sheet, LEAST_WORK, packed.server) < packed.full_ns:
+            return packed.server
     return least(plan, sheet, LEAST_WORK)
 
 
@@ -398,35 +406,36 @@ def fit_slack(plan: Plan, sheet: Sheet, server: int) -> None:
 
     Options are numbered by width and group; the plan has the `latest` time of each bucket by its number.
     """
-    candidates, seen, latest = sheet.candidates, seen_at(sheet, server), ints(Latest(plan, plan.scratch_at))
-    holds = seen.holds
+    candidates, view = sheet.candidates, seen_at(sheet, server)
+    latest = ints(Latest(plan, plan.scratch_at))
+    holds = view.holds
     groups = 1  # larger groups than the first that takes all candidates change nothing
     while groups < plan.group_count and ints(plan)[plan.groups_at + groups - 1] < candidates:
         groups += 1
     first_ns, last_ns = NONE, NONE
     for option in range(plan.widths * groups):
         if holds >> option // groups & 1:
-            found_ns = option_ns(plan, sheet, server, option, groups)
-            first_ns = found_ns if first_ns == NONE else min(first_ns, found_ns)
-            last_ns = max(last_ns, found_ns)
+            latency_ns = option_ns(plan, sheet, server, option, groups)
+            first_ns = latency_ns if first_ns == NONE else min(first_ns, latency_ns)
+            last_ns = max(last_ns, latency_ns)
     spread_ns = max(last_ns - first_ns, 1)
     for bucket in range(SLACK_BUCKETS + 1):
         latest[bucket] = NONE
     for option in range(plan.widths * groups):
         if holds >> option // groups & 1:
-            found_ns = option_ns(plan, sheet, server, option, groups)
-            bucket = (found_ns - first_ns) * SLACK_BUCKETS // spread_ns
-            latest[bucket] = max(latest[bucket], found_ns)
+            latency_ns = option_ns(plan, sheet, server, option, groups)
+            bucket = (latency_ns - first_ns) * SLACK_BUCKETS // spread_ns
+            latest[bucket] = max(latest[bucket], latency_ns)
     waited_ns = sheet.now_ns - sheet.entered_ns
-    slack_ns = plan.share_ns - waited_ns - seen.work_ns - transfer_ns(plan, sheet, server)
-    chosen = SLACK_BUCKETS
-    while chosen > 0 and (latest[chosen] == NONE or latest[chosen] > slack_ns):
-        chosen -= 1
+    slack_ns = plan.share_ns - waited_ns - view.work_ns - transfer_ns(plan, sheet, server)
+    best_bucket = SLACK_BUCKETS
+    while best_bucket > 0 and (latest[best_bucket] == NONE or latest[best_bucket] > slack_ns):
+        best_bucket -= 1
     most = NONE
     for option in range(plan.widths * groups):
         if holds >> option // groups & 1:
-            found_ns, group = option_ns(plan, sheet, server, option, groups), option % groups
-            if (found_ns - first_ns) * SLACK_BUCKETS // spread_ns == chosen and group >= most:
+            latency_ns, group = option_ns(plan, sheet, server, option, groups), option % groups
+            if (latency_ns - first_ns) * SLACK_BUCKETS // spread_ns == best_bucket and group >= most:
                 most = group
                 plan.width, plan.group = option // groups, ints(plan)[plan.groups_at + group]
 
@@ -441,8 +450,8 @@ def option_ns(plan: Plan, sheet: Sheet, server: int, option: int, groups: int) -
 @kernel
 def limit_widths(plan: Plan, sheet: Sheet) -> None:
     """Limit the sheet to each server's working set (`HoldingRouter.sets`)."""
-    for place in range(looked(plan, sheet)):
-        index = looked_at(sheet, place)
+    for position in range(looked(plan, sheet)):
+        index = looked_at(sheet, position)
         seen_at(sheet, index).holds &= ints(plan)[plan.masks_at + index * plan.segments + sheet.segment]
 
 

@@ -184,8 +184,10 @@ def multiply(
         to = c_at + i * columns
         for k in range(0, terms, 4):
             at, b0 = a_at + i * terms + k, b_at + k * columns
-            a0, a1, a2, a3 = a[at], a[at + 1], a[at + 2], a[at + 3]
-            b1, b2, b3 = b0 + columns, b0 + 2 * columns, b0 + 3 * columns
+            a0, a1 = a[at], a[at + 1]
+            a2, a3 = a[at + 2], a[at + 3]
+            b1, b2 = b0 + columns, b0 + 2 * columns
+            b3 = b0 + 3 * columns
             for j in range(columns):
                 two = fused(a1, b[b1 + j], fused(a0, b[b0 + j], c[to + j]))
                 c[to + j] = fused(a3, b[b3 + j], fused(a2, b[b2 + j], two))
@@ -386,24 +388,28 @@ def act(
         actions, log_prob, value, server_mask, width_mask, hold_mask: the outputs, as in `Experience`.
         may_hold: (R,) whether the candidates may be held.
     """
-    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
+    servers, widths = sizes[SERVERS], sizes[WIDTHS]
+    groups, holds = sizes[GROUPS], sizes[HOLDS]
     logits = servers + widths + groups + holds
     columns = sizes[len(sizes) - 1]
-    memory, parameters, seen, bits = singles(scratch), singles(weights), singles(observation), ints(codes.reshape(-1))
+    memory, parameters = singles(scratch), singles(weights)
+    inputs, bits = singles(observation), ints(codes.reshape(-1))
     for start in range(0, len(rows), TILE):
         tile = min(TILE, len(rows) - start)
         for i in range(tile):
-            observe(seen, rows[start + i] * sizes[OBSERVED], sizes, memory, i)
+            observe(inputs, rows[start + i] * sizes[OBSERVED], sizes, memory, i)
         output = forward(parameters, sizes, memory, tile)
         for i in range(tile):
-            row, first, at = rows[start + i], (start + i) * servers, output + i * columns
+            row, first = rows[start + i], (start + i) * servers
+            at = output + i * columns
             value[row] = memory[at + logits]
             server, of_server = _draw_server(memory, at, servers, bits, first, 1, eps, uniforms[start + i, 0])
             code = bits[first + server]
             _mask_widths(memory, at + servers, widths, code)
             width, of_width = _draw_head(memory, at + servers, widths, uniforms[start + i, 1])
             group, of_group = _draw_head(memory, at + servers + widths, groups, uniforms[start + i, 2])
-            actions[row, 0], actions[row, 1], actions[row, 2] = server, width, group
+            actions[row, 0], actions[row, 1] = server, width
+            actions[row, 2] = group
             of_all = of_server * of_width * of_group
             if holds:
                 first_hold, may = at + servers + widths + groups, may_hold[start + i]
@@ -439,7 +445,8 @@ def decide(
     codes_step`. Greedy: the most probable of each head, ties to the lowest index; otherwise sampled with the uniform
     numbers at `uniforms_at`, one for each head. Without a fourth head the hold is 0.
     """
-    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
+    servers, widths = sizes[SERVERS], sizes[WIDTHS]
+    groups, holds = sizes[GROUPS], sizes[HOLDS]
     first = forward(weights, sizes, scratch, 1)
     second = first + servers
     third = second + widths
@@ -476,17 +483,19 @@ def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: 
             utilization, and its code (the bits of an int64 here).
         greedy: as in `decide`.
     """
-    parameters, memory, numbers, codes = singles(weights), singles(scratch), reals(view), ints(view)
-    servers, holds, of_server = sizes[SERVERS], sizes[HOLDS], 4
+    parameters, memory = singles(weights), singles(scratch)
+    numbers, codes = reals(view), ints(view)
+    servers, holds = sizes[SERVERS], sizes[HOLDS]
+    of_server = 4
     of_view = 4 if holds else 3
     first = of_view + 3
     memory[0] = np.float32(math.log1p(numbers[of_view]))
     memory[1] = np.float32(math.log1p(numbers[of_view + 1]))
-    for i in range(servers):
-        at = first + of_server * i
-        memory[2 + 3 * i] = np.float32(math.log1p(numbers[at]))
-        memory[3 + 3 * i] = np.float32(numbers[at + 1] / limits_w[i])
-        memory[4 + 3 * i] = np.float32(numbers[at + 2])
+    for server in range(servers):
+        at = first + of_server * server
+        memory[2 + 3 * server] = np.float32(math.log1p(numbers[at]))
+        memory[3 + 3 * server] = np.float32(numbers[at + 1] / limits_w[server])
+        memory[4 + 3 * server] = np.float32(numbers[at + 2])
     for k in range(sizes[OBSERVED], sizes[INPUTS]):
         memory[k] = _ZERO
     may_hold = numbers[of_view + 2] > 0
@@ -509,7 +518,7 @@ class _Page:
 
     def __init__(self, servers: int, heads: int) -> None:
         self.numbers = np.zeros(heads + _SEEN + 4 * servers)
-        self.uniforms, self.seen = self.numbers[:heads], self.numbers[heads:].data
+        self.uniforms, self.data = self.numbers[:heads], self.numbers[heads:].data
         self.views: list[ServerView | None] = [None] * servers
 
 
@@ -551,15 +560,14 @@ class CompiledRouter:
         return self._choices[joint]
 
     def _read(self, view: ClusterView, page: _Page) -> None:
-        seen, known = page.seen, page.views
-        _write_counts(seen, 0, view.fifo_length, view.completed, self._waits.may(view))
-        for i, server in enumerate(view.servers):
-            if server is not known[i]:
-                known[i] = server
+        data, views = page.data, page.views
+        _write_counts(data, 0, view.fifo_length, view.completed, self._waits.may(view))
+        for index, server in enumerate(view.servers):
+            if server is not views[index]:
+                views[index] = server
                 code = bits(server.widths) if server.valid else 0
-                _write_server(
-                    seen, 8 * _SEEN + 32 * i, server.outstanding_requests, server.power_w, server.utilization, code
-                )
+                at = 8 * _SEEN + 32 * index
+                _write_server(data, at, server.outstanding_requests, server.power_w, server.utilization, code)
 
     def _decide(self, page: _Page, greedy: bool) -> int:
         return int(choose(self.weights, self.sizes, self.limits_w, page.numbers, greedy, self.scratch))

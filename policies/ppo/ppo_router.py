@@ -48,7 +48,7 @@ class PPORouter:
         self.deterministic = deterministic
         self._weights = {name: value for name, value in weights.items() if name.startswith(("trunk.", "heads."))}
         self._observation = spec.observation
-        self._layers = [_layer(self._weights, f"trunk.{i}") for i in range((len(self._weights) - 2) // 2)]
+        self._layers = [_layer(self._weights, f"trunk.{layer}") for layer in range((len(self._weights) - 2) // 2)]
         self._heads = _layer(self._weights, "heads")
         self._require_chain()
         self._compiled: CompiledRouter | None = None

@@ -96,7 +96,7 @@ class PolicySpec:
             "widths": (list(config.widths), list(self.widths)),
             "groups": (list(config.groups), list(self.groups)),
         }
-        wrong = [f"{name}: expected {want}, found {given}" for name, (want, given) in pairs.items() if want != given]
+        wrong = [f"{name}: expected {need}, found {own}" for name, (need, own) in pairs.items() if need != own]
         if len(devices) == len(self.devices) and not all(map(_is_same_device, devices, self.devices)):
             wrong.append(f"devices, in this order: expected {', '.join(devices)}, found {', '.join(self.devices)}")
         if wrong:
@@ -105,12 +105,12 @@ class PolicySpec:
 
     def to_json(self) -> str:
         """Return the text that `from_json` reads back."""
-        given = asdict(self)
+        settings = asdict(self)
         if not self.holds_s:
-            del given["holds_s"]  # as in existing files
+            del settings["holds_s"]  # as in existing files
         if self.activation == TANH:
-            del given["activation"]
-        return json.dumps(given)
+            del settings["activation"]
+        return json.dumps(settings)
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
@@ -118,7 +118,7 @@ class PolicySpec:
         return msgspec.json.decode(text, type=cls)
 
 
-def _is_same_device(one: str, other: str) -> bool:
+def _is_same_device(name: str, other_name: str) -> bool:
     """Return whether two names are of one device, such as `RTX 2080 Ti` and `NVIDIA GeForce RTX 2080 Ti`."""
-    words, more = sorted((set(one.casefold().split()), set(other.casefold().split())), key=len)
-    return words <= more
+    shorter, longer = sorted((set(name.casefold().split()), set(other_name.casefold().split())), key=len)
+    return shorter <= longer

@@ -143,7 +143,7 @@ class Compass(Steered):
         groups: the group sizes; always the largest.
         priced: for each class the worth of its model's width tuples.
         unit_ns: a unit of time.
-        ways: (servers,) units of an image's whole way, at middle widths.
+        path_units: (servers,) units of an image's whole way, at middle widths.
         segments: number of segments of the network.
         control: keeps goals: it moves the price, and weighs joules.
     """
@@ -154,7 +154,7 @@ class Compass(Steered):
     weights: Numbers
     priced: tuple[PricedRungs, ...]
     unit_ns: float
-    ways: tuple[float, ...]
+    path_units: tuple[float, ...]
     segments: int
     control: GoalControl | None = None
     servers: list[Coming] = field(default_factory=list)
@@ -162,21 +162,21 @@ class Compass(Steered):
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate block; draws no random numbers."""
         priced = self.priced[view.head.service_class]
-        wanted = priced.rungs[self._rung(view, priced)][view.head.segment - 1]
-        taken = min(self.groups[-1], view.candidates)
+        target = priced.rungs[self._rung(view, priced)][view.head.segment - 1]
+        images = min(self.groups[-1], view.candidates)
         least = inf
-        choice = Choice(0, wanted, self.groups[-1])
+        choice = Choice(0, target, self.groups[-1])
         for index in looked_at(view):
-            seen, its = view.servers[index], self.servers[index]
-            passed = (view.now_ns - its.seen_ns) / self.unit_ns
-            its.images *= REMEMBERED / (REMEMBERED + passed) if is_up(seen) else 0.0
-            its.seen_ns = view.now_ns
-            if seen.valid:
-                width = held_width(self.widths, seen.widths, wanted)
-                units = self._units_until_end(view, index, width, taken)
+            server, coming = view.servers[index], self.servers[index]
+            passed = (view.now_ns - coming.seen_ns) / self.unit_ns
+            coming.images *= REMEMBERED / (REMEMBERED + passed) if is_up(server) else 0.0
+            coming.seen_ns = view.now_ns
+            if server.valid:
+                width = held_width(self.widths, server.widths, target)
+                units = self._units_until_end(view, index, width, images)
                 if units < least:
                     least, choice = units, Choice(index, width, self.groups[-1])
-        self._note(view, choice, taken)
+        self._note(view, choice, images)
         return choice
 
     def _rung(self, view: ClusterView, priced: PricedRungs) -> int:
@@ -194,25 +194,25 @@ class Compass(Steered):
             control.end = end_of_dial(rung, len(priced.rungs))
         return rung
 
-    def _units_until_end(self, view: ClusterView, server: int, width: float, taken: int) -> float:
+    def _units_until_end(self, view: ClusterView, server: int, width: float, images: int) -> float:
         key = WorkKey(view.head.segment, width, view.head.previous_width)
         return units_until_end(
             self.weights,
             outstanding_ns(self.costs, view, server) / self.unit_ns,
-            self.servers[server].images * self.ways[server],
+            self.servers[server].images * self.path_units[server],
             transfer_ns(self.costs, view, server) / self.unit_ns,
-            batch_ns(self.costs, server, key, taken) / self.unit_ns,
+            batch_ns(self.costs, server, key, images) / self.unit_ns,
             view.head.location == server,
         )
 
-    def _note(self, view: ClusterView, choice: Choice, taken: int) -> None:
+    def _note(self, view: ClusterView, choice: Choice, images: int) -> None:
         """Update the work to come where the block goes and where it was."""
         location = view.head.location
-        left, way = (self.segments - view.head.segment) / self.segments, 1 / self.segments
+        remaining, step = (self.segments - view.head.segment) / self.segments, 1 / self.segments
         if location >= 0:
-            before = self.servers[location]
-            before.images = max(0.0, before.images - taken * (left + way))
-        self.servers[choice.server].images += taken * left
+            source = self.servers[location]
+            source.images = max(0.0, source.images - images * (remaining + step))
+        self.servers[choice.server].images += images * remaining
 
 
 class CompassRule(RuleSpec):
@@ -233,7 +233,7 @@ class CompassRule(RuleSpec):
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of all numbers, around the built-in ones."""
         ships = Numbers().to_vector()
-        return Space("CompassSpace", ships, SPREAD, lambda x: cls(numbers=Numbers.of_vector(x), control=None))
+        return Space("CompassSpace", ships, SPREAD, lambda values: cls(numbers=Numbers.of_vector(values), control=None))
 
     def dialled(self, by: float, context: RouterContext) -> CompassRule:
         """See `RuleSpec`."""
@@ -250,12 +250,12 @@ class CompassRule(RuleSpec):
         """See `RuleSpec`."""
         self.check(context.config, source, key)
         config = context.config
-        its = self.numbers
+        numbers = self.numbers
         servers = range(context.config.servers)
         priced = [priced_rungs(context, source, key, widths) for widths in config.model_widths]
         unit_ns = unit_of(context)
         ways_ns = [middle_way_ns(context, server) for server in servers]
-        most = MAX_STRETCH * max(1.0, its.rise)  # up to loads 3.5 times as large
+        most = MAX_STRETCH * max(1.0, numbers.rise)  # up to loads 3.5 times as large
         is_asked = config.top1 or self.control != ControlSpec(p99_limit_s=0.0)  # default: only with a table
         control = None
         if self.control is not None and is_asked:
@@ -264,10 +264,10 @@ class CompassRule(RuleSpec):
             costs=context.costs,
             widths=config.widths,
             groups=self.groups(config, source, key),
-            weights=its,
+            weights=numbers,
             priced=tuple(priced[model] for model in config.class_models),
             unit_ns=unit_ns,
-            ways=tuple(way_ns / unit_ns for way_ns in ways_ns),
+            path_units=tuple(way_ns / unit_ns for way_ns in ways_ns),
             segments=config.segments,
             control=control,
             servers=[Coming() for _ in servers],
@@ -284,10 +284,10 @@ def priced_rungs(context: RouterContext, source: str, key: str, widths: Sequence
     if not rungs:
         raise InputError(source, key, f"the accuracy table has no tuple of the widths {widths}")
     costs_s = tuple_costs_s(context, (*rungs, full))
-    ways = np.diff([costs_s[rung] / costs_s[full] for rung in rungs])
+    cost_steps = np.diff([costs_s[rung] / costs_s[full] for rung in rungs])
     top1 = np.diff([context.prior(rung) for rung in rungs])
     energies_j = np.diff([path_energy_j(context, rung) for rung in rungs])
-    return PricedRungs(rungs, tuple((top1 / ways).tolist()), tuple((POINT * energies_j / ways).tolist()))
+    return PricedRungs(rungs, tuple((top1 / cost_steps).tolist()), tuple((POINT * energies_j / cost_steps).tolist()))
 
 
 def unit_of(context: RouterContext) -> float:

@@ -70,10 +70,10 @@ class Lookahead(Steered):
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate block; draws no random numbers."""
         self._remember(view)
-        taken = min(self.groups[-1], view.candidates)
+        images = min(self.groups[-1], view.candidates)
         arriving = int(self.rate_img_s * self.horizon_s * len(self.worth_ns))
         count = self.blocks * sum(is_up(server) for server in view.servers)
-        lots = in_lots(max(0, view.fifo_length - taken) + arriving, count)
+        lots = in_lots(max(0, view.fifo_length - images) + arriving, count)
         busy_ns = [outstanding_ns(self.costs, view, index) for index in range(len(view.servers))]
         choices = [
             (index, width)
@@ -83,10 +83,10 @@ class Lookahead(Steered):
         ]
         control = None if self.control is None else self.control.of(view)
         scale = 1.0 if control is None else exp(control.step(view))
-        server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots, scale))
+        server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, images, lots, scale))
         if control is not None:
-            can = [each for _, each in choices]  # widths that no server can take are not part of its dial
-            control.end = end_of_dial(max(can) - width, max(can) - min(can) + 1)
+            widths = [each for _, each in choices]  # widths that no server can take are not part of its dial
+            control.end = end_of_dial(max(widths) - width, max(widths) - min(widths) + 1)
         return Choice(server, self.widths[width], self.groups[-1])
 
     def _remember(self, view: ClusterView) -> None:
@@ -101,32 +101,32 @@ class Lookahead(Steered):
         view: ClusterView,
         choice: tuple[int, int],
         work_ns: Sequence[int],
-        taken: int,
+        images: int,
         lots: Sequence[int],
         scale: float,
     ) -> float:
         server, width = choice
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
         busy_ns = list(work_ns)
-        busy_ns[server] += transfer_ns(self.costs, view, server) + batch_ns(self.costs, server, key, taken)
-        total_ns, images = taken * (busy_ns[server] * 1.0), taken * 1.0
+        busy_ns[server] += transfer_ns(self.costs, view, server) + batch_ns(self.costs, server, key, images)
+        total_ns, weighed = images * (busy_ns[server] * 1.0), images * 1.0
         for lot in lots:
             ends_ns = {
                 index: busy_ns[index] + lot * self.image_ns[index][width]
-                for index, seen in enumerate(view.servers)
-                if is_up(seen)
+                for index, other in enumerate(view.servers)
+                if is_up(other)
             }
             first = min(ends_ns, key=lambda index: ends_ns[index])
             busy_ns[first] = ends_ns[first]
             total_ns += self.weight * lot * (busy_ns[first] * 1.0)
-            images += self.weight * lot
-        return total_ns / images - self.worth_ns[view.head.segment - 1][width] * scale
+            weighed += self.weight * lot
+        return total_ns / weighed - self.worth_ns[view.head.segment - 1][width] * scale
 
 
 def in_lots(images: int, count: int) -> list[int]:
     """Return `count` lots, equal except for the last ones, which get the rest."""
-    each = (images + count - 1) // count
-    return [max(0, min(each, images - number * each)) for number in range(count)]
+    size = (images + count - 1) // count
+    return [max(0, min(size, images - number * size)) for number in range(count)]
 
 
 class LookaheadRule(RuleSpec):
@@ -170,7 +170,7 @@ class LookaheadRule(RuleSpec):
         worth_s = _default_worth_s(context) if self.worth_s is None else self.worth_s
         of_model = [worth_of_steps(context, widths).tolist() for widths in config.model_widths]
         accuracy = [
-            [each for steps in of_models for each in (0.0, *accumulate(steps))]
+            [value for steps in of_models for value in (0.0, *accumulate(steps))]
             for of_models in zip(*of_model, strict=True)
         ]
         image_ns = tuple(
@@ -182,7 +182,7 @@ class LookaheadRule(RuleSpec):
             widths=config.widths,
             groups=self.groups(config, source, key),
             image_ns=image_ns,
-            worth_ns=tuple(tuple(round(worth_s * NS_PER_S * each / POINT) for each in row) for row in accuracy),
+            worth_ns=tuple(tuple(round(worth_s * NS_PER_S * value / POINT) for value in row) for row in accuracy),
             horizon_s=self.horizon_s,
             weight=self.weight,
             blocks=self.blocks,

@@ -89,14 +89,14 @@ def _fill(choice: NDArray[np.int64], demand_img_s: float, capacity: Floats) -> F
     """Return the best shares for given tuples: the most accurate servers are filled first, equally accurate ones
     evenly."""
     shares: Floats = np.zeros(len(choice))
-    left = demand_img_s
+    rest_img_s = demand_img_s
     for index in np.unique(choice):
         servers = choice == index
         limits = capacity[servers, index]
-        taken = min(left, limits.sum())
-        if taken > 0:
-            shares[servers] = taken * limits / limits.sum()
-        left -= taken
+        carried_img_s = min(rest_img_s, limits.sum())
+        if carried_img_s > 0:
+            shares[servers] = carried_img_s * limits / limits.sum()
+        rest_img_s -= carried_img_s
     shares /= shares.sum()
     return shares
 
@@ -113,7 +113,7 @@ def _assign(demand_img_s: float, capacity: Floats, worth: Floats) -> NDArray[np.
     kinds, kind_of, counts = np.unique(capacity, axis=0, return_inverse=True, return_counts=True)
     size, tuples = kinds.size, len(worth)
     within = np.hstack([-np.diag(kinds.ravel() / demand_img_s), np.eye(size)])
-    all_there = np.hstack([np.kron(np.eye(len(kinds)), np.ones(tuples)), np.zeros((len(kinds), size))])
+    all_used = np.hstack([np.kron(np.eye(len(kinds)), np.ones(tuples)), np.zeros((len(kinds), size))])
     everything = np.concatenate([np.zeros(size), np.ones(size)])
     solution = milp(
         np.concatenate([np.zeros(size), -np.tile(worth, len(kinds))]),
@@ -121,7 +121,7 @@ def _assign(demand_img_s: float, capacity: Floats, worth: Floats) -> NDArray[np.
         bounds=Bounds(0, np.concatenate([np.repeat(counts, tuples), np.ones(size)])),
         constraints=[
             LinearConstraint(within, ub=0),
-            LinearConstraint(all_there, counts, counts),
+            LinearConstraint(all_used, counts, counts),
             LinearConstraint(everything[None, :], 1, 1),
         ],
         options={"mip_rel_gap": GAP},
@@ -182,8 +182,8 @@ class Milp:
         location = view.head.location
         stays = location >= 0 and view.servers[location].valid
         server = location if stays else self._place(view, min(group, view.candidates))
-        wanted = self.tuples[self.plan.choice[server]][view.head.segment - 1]
-        return Choice(server, held_width(self.widths, view.servers[server].widths, wanted), group)
+        target = self.tuples[self.plan.choice[server]][view.head.segment - 1]
+        return Choice(server, held_width(self.widths, view.servers[server].widths, target), group)
 
     def _place(self, view: ClusterView, images: int) -> int:
         """Return the server that is furthest behind its share; one without a share only if there are no others."""

@@ -79,8 +79,8 @@ class Variants:
         if step != 0:
             self.levels[server] += step
             self.since_ns[server] = view.now_ns
-        wanted = self.variants[server][self.levels[server]][view.head.segment - 1]
-        return held_width(self.widths, view.servers[server].widths, wanted)
+        target = self.variants[server][self.levels[server]][view.head.segment - 1]
+        return held_width(self.widths, view.servers[server].widths, target)
 
     def _step(self, view: ClusterView, server: int) -> int:
         if view.now_ns - self.since_ns[server] < self.hold_ns:
@@ -182,10 +182,10 @@ class InfaasRule(PlacedRule):
         start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT, log(0.1), 1.0])
 
         def rule(values: Reals) -> InfaasRule:
-            down, kept = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
+            down, accuracy = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
             target_s, up = exp(values[1]), down * min(0.95, exp(values[2]))
             leap = 1 + min(max(round(float(values[5])), 0), VARIANTS - 2)
-            return cls(target_s=target_s, down=down, up=up, floor=kept, hold_s=target_s * exp(values[4]), leap=leap)
+            return cls(target_s=target_s, down=down, up=up, floor=accuracy, hold_s=target_s * exp(values[4]), leap=leap)
 
         starts = [np.where(np.arange(6) == 3, least / POINT, start), start]
         return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0]), rule, starts)
@@ -250,8 +250,8 @@ class SlackFit:
     def _options(self, view: ClusterView, server: int) -> list[tuple[int, int, float]]:
         """Return (expected latency in ns, group, width); groups beyond the first that takes all candidates change
         nothing."""
-        groups = [g for g in self.groups if g < view.candidates]
-        groups += [g for g in self.groups if g >= view.candidates][:1]
+        groups = [size for size in self.groups if size < view.candidates]
+        groups += [size for size in self.groups if size >= view.candidates][:1]
         held = zip(self.widths, view.servers[server].widths, strict=True)
         keys = [WorkKey(view.head.segment, width, view.head.previous_width) for width, holds in held if holds]
         return [
@@ -276,7 +276,7 @@ class SlackFitRule(PlacedRule):
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of the target's logarithm."""
         first = np.array([log(default_target_s(context))])
-        return Space("SlackFitSpace", first, np.array([1.5]), lambda x: cls(target_s=exp(x[0])))
+        return Space("SlackFitSpace", first, np.array([1.5]), lambda values: cls(target_s=exp(values[0])))
 
     def dialled(self, by: float, context: RouterContext) -> SlackFitRule:
         """See `RuleSpec`."""

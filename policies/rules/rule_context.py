@@ -183,7 +183,7 @@ def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tup
     config, allowed = context.config, allowed or context.config.widths
     table = {widths: top1 for widths, top1 in context.prior.top1.items() if set(allowed).issuperset(widths)}
     held = [
-        {width for place, width in enumerate(config.widths) if any(each[segment][place] for each in config.holds)}
+        {width for number, width in enumerate(config.widths) if any(masks[segment][number] for masks in config.holds)}
         for segment in range(config.segments)
     ]
     return {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))} or table
@@ -196,11 +196,11 @@ def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> l
     expensive neighbour) and within some server's working set. The cost is that of one image through all segments,
     averaged over the servers. `allowed`: the widths of one of several models.
     """
-    sets, known = set(context.working_sets), held_top1(context, allowed)
+    sets, table = set(context.working_sets), held_top1(context, allowed)
     if sets:
         every = context.config.widths
-        known = {widths: top1 for widths, top1 in known.items() if any(within(widths, each, every) for each in sets)}
-    return _front(known, tuple_costs_s(context, known))
+        table = {widths: top1 for widths, top1 in table.items() if any(within(widths, held, every) for held in sets)}
+    return _front(table, tuple_costs_s(context, table))
 
 
 def within(widths: Sequence[float], held: WorkingSet, every: Sequence[float]) -> bool:
@@ -233,7 +233,7 @@ def corners(
     """
     hull: list[tuple[float, ...]] = []
     for widths in reversed(_front({widths: top1[widths] for widths in cost}, cost)):
-        while len(hull) > 1 and not _is_corner(*((cost[each], top1[each]) for each in (*hull[-2:], widths))):
+        while len(hull) > 1 and not _is_corner(*((cost[corner], top1[corner]) for corner in (*hull[-2:], widths))):
             hull.pop()
         hull.append(widths)
     return hull[::-1]
@@ -260,9 +260,9 @@ def cost_at(
     return cost[best]
 
 
-def _is_corner(before: tuple[float, float], its: tuple[float, float], after: tuple[float, float]) -> bool:
+def _is_corner(before: tuple[float, float], point: tuple[float, float], after: tuple[float, float]) -> bool:
     """Return whether a point of a front is above the line from the previous one to the next one."""
-    return (its[1] - before[1]) * (after[0] - its[0]) > (after[1] - its[1]) * (its[0] - before[0])
+    return (point[1] - before[1]) * (after[0] - point[0]) > (after[1] - point[1]) * (point[0] - before[0])
 
 
 def path_energy_j(context: RouterContext, widths: Sequence[float]) -> float:
@@ -293,8 +293,8 @@ def slowest_path_ns(context: RouterContext) -> int:
     """Return the slowest server's time for full groups at full width, all segments."""
     config = context.config
     paths, largest = [path(full_widths(config, widths)) for widths in config.model_widths], config.groups[-1]
-    ways = product(range(config.servers), paths)
-    return max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server, keys in ways)
+    pairs = product(range(config.servers), paths)
+    return max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server, keys in pairs)
 
 
 def worth_of_steps(context: RouterContext, of: Sequence[float] = ()) -> npt.NDArray[np.float64]:
@@ -308,7 +308,7 @@ def worth_of_steps(context: RouterContext, of: Sequence[float] = ()) -> npt.NDAr
     top1 = np.array([context.prior(tuple(of[w] for w in code)) for code in codes])
     steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
     cost_s = np.array(list(tuple_costs_s(context, (tuple(of[w] for w in code) for code in codes)).values()))
-    lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
+    lacks = np.array([top1[cost_s <= own_s].max() - own for own_s, own in zip(cost_s, top1, strict=True)])
     weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
     terms = np.hstack([np.ones((len(codes), 1)), steps])
     coefficients = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
@@ -341,16 +341,16 @@ def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: 
     """
     config, alike = context.config, context.costs.alike
     everything: WorkingSet = ((True,) * len(config.widths),) * config.segments
-    known: dict[object, WorkingSet] = {}
-    chosen = []
+    set_of_kind: dict[object, WorkingSet] = {}
+    sets = []
     for server, knobs in enumerate(servers):
         device = server if alike is None else alike.devices[server]
         kind = (device, knobs.vram_cap_bytes, knobs.context_bytes, knobs.nests, *knobs.instance_bytes.values())
-        if kind not in known:
-            found = None if config.models else _best_set(context, server, knobs, floor)
-            known[kind] = everything if found is None else _masks(config.widths, knobs.nests, found)
-        chosen.append(known[kind])
-    return () if all(each == everything for each in chosen) else tuple(chosen)
+        if kind not in set_of_kind:
+            limits = None if config.models else _best_set(context, server, knobs, floor)
+            set_of_kind[kind] = everything if limits is None else _masks(config.widths, knobs.nests, limits)
+        sets.append(set_of_kind[kind])
+    return () if all(held == everything for held in sets) else tuple(sets)
 
 
 def _masks(widths: Widths, nests: tuple[int, ...], limits: Limits) -> WorkingSet:
@@ -398,10 +398,10 @@ def _fits(limits: Limits, knobs: GreedyKnobs) -> bool:
 def _wider(limits: Limits, nests: Sequence[Widths]) -> Iterator[Limits]:
     """Yield the sets wider by one step, in one place."""
     segments = len(next(limit for limit in limits if limit is not None))
-    for place, (limit, nest) in enumerate(zip(limits, nests, strict=True)):
+    for number, (limit, nest) in enumerate(zip(limits, nests, strict=True)):
         steps: list[Widths] = [(nest[0],) * segments] if limit is None else []
         for segment, width in enumerate(limit or ()):
             if width < nest[-1]:
                 step = nest[nest.index(width) + 1]
                 steps.append((*(limit or ())[:segment], step, *(limit or ())[segment + 1 :]))
-        yield from ((*limits[:place], step, *limits[place + 1 :]) for step in steps)
+        yield from ((*limits[:number], step, *limits[number + 1 :]) for step in steps)

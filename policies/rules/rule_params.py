@@ -121,7 +121,7 @@ class HoldingRouter(Steered):
 
     def _limited(self, view: ClusterView) -> ClusterView:
         servers = zip(view.servers, (each[view.head.segment - 1] for each in self.sets), strict=True)
-        narrowed = (replace_struct(seen, widths=tuple(map(and_, seen.widths, mask))) for seen, mask in servers)
+        narrowed = (replace_struct(server, widths=tuple(map(and_, server.widths, mask))) for server, mask in servers)
         return replace_struct(view, servers=tuple(narrowed))
 
 
@@ -271,15 +271,15 @@ class RuleSpec(StrictModel, ABC):
         made_by, group = dumped.pop("made_by"), dumped.pop("group")
         hold = None if self.hold is None else self.hold.model_dump(mode="json", exclude_defaults=True)
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
-        usual = {name: each.get_default(call_default_factory=True) for name, each in type(self).model_fields.items()}
-        said = {key: value for key, value in dumped.items() if value is not None or usual.get(key) is not None}
+        defaults = {name: item.get_default(call_default_factory=True) for name, item in type(self).model_fields.items()}
+        explicit = {key: value for key, value in dumped.items() if value is not None or defaults.get(key) is not None}
         return {
             "schema": SCHEMA,
             "kind": self.KIND,
             **placement,
             "group": group,
             **({"hold": hold} if hold else {}),
-            **said,
+            **explicit,
             **({"made_by": made_by} if made_by else {}),
         }
 
@@ -346,9 +346,9 @@ class FixedRule(PlacedRule):
         """See `RuleSpec`."""
         self.check(context.config, source, key)
         config = context.config
-        wanted = full_widths(config) if self.tuple_ is None else self.tuple_
+        tuple_ = full_widths(config) if self.tuple_ is None else self.tuple_
         by_class = () if self.tuples is None else tuple(self.tuples[name] for name in config.classes)
-        return self._composed(context, FixedWidths(config.widths, wanted, by_class), source, key)
+        return self._composed(context, FixedWidths(config.widths, tuple_, by_class), source, key)
 
 
 class LadderRule(PlacedRule):

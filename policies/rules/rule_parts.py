@@ -79,10 +79,10 @@ class WeightedRandom:
         total = 0.0
         for server in servers:
             total += self.speeds_img_s[server]
-        wanted, passed = rng.random() * total, 0.0
+        threshold, passed = rng.random() * total, 0.0
         for server in servers:
             passed += self.speeds_img_s[server]
-            if wanted < passed:
+            if threshold < passed:
                 return server
         return servers[-1]
 
@@ -196,8 +196,8 @@ class Packed:
 
 def _packed(context: RouterContext) -> Packed:
     config, costs = context.config, context.costs
-    servers, ways = range(config.servers), [path(middle_widths(config, widths)) for widths in config.model_widths]
-    order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for way in ways for key in way))
+    servers, paths = range(config.servers), [path(middle_widths(config, widths)) for widths in config.model_widths]
+    order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for keys in paths for key in keys))
     full_ns = (config.groups[-1] * middle_way_ns(context, server) // config.segments for server in servers)
     return Packed(costs, tuple(order), tuple(full_ns))
 
@@ -235,22 +235,22 @@ class LeastWorkComing:
             self.coming[server] *= keep if is_up(view.servers[server]) else 0.0
         location = view.head.location
         if not (self.stays and location >= 0 and view.servers[location].valid):
-            chosen = min(candidate_servers(view), key=lambda server: self._work_ns(view, server, rng))
+            target = min(candidate_servers(view), key=lambda server: self._work_ns(view, server, rng))
         else:
-            chosen = location
-        self._note(view, chosen)
-        return chosen
+            target = location
+        self._note(view, target)
+        return target
 
     def _work_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         return outstanding_ns(self.costs, view, server) + self.coming[server] * self.way_ns[server]
 
-    def _note(self, view: ClusterView, chosen: int) -> None:
+    def _note(self, view: ClusterView, target: int) -> None:
         """Update the work to come: images whose activations were elsewhere leave none there."""
         images, location = min(self.most, view.candidates), view.head.location
         to_come = (self.segments - view.head.segment) / self.segments
         if location >= 0:
             self.coming[location] = max(0.0, self.coming[location] - images * (to_come + 1 / self.segments))
-        self.coming[chosen] += images * to_come
+        self.coming[target] += images * to_come
 
 
 def _least_work_coming(context: RouterContext, stays: bool) -> LeastWorkComing:
@@ -317,10 +317,10 @@ def make_placement(name: str, context: RouterContext, width: WidthRule) -> Place
 
 
 @cache
-def held_width(widths: tuple[float, ...], held: tuple[bool, ...], wanted: float) -> float:
-    """Return the widest held width that isn't above `wanted`, or otherwise the narrowest held one. `widths` ascend."""
-    can = [width for width, holds in zip(widths, held, strict=True) if holds]
-    return max((width for width in can if width <= wanted), default=can[0])
+def held_width(widths: tuple[float, ...], held: tuple[bool, ...], most: float) -> float:
+    """Return the widest held width that isn't above `most`, or otherwise the narrowest held one. `widths` ascend."""
+    available = [width for width, holds in zip(widths, held, strict=True) if holds]
+    return max((width for width in available if width <= most), default=available[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,8 +331,8 @@ class RandomWidth:
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """Return the width for the view's candidate block on that server."""
-        can = [width for width, holds in zip(self.widths, view.servers[server].widths, strict=True) if holds]
-        return can[drawn(len(can), rng)]
+        available = [width for width, holds in zip(self.widths, view.servers[server].widths, strict=True) if holds]
+        return available[drawn(len(available), rng)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,14 +345,14 @@ class FixedWidths:
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """Return the width for the view's candidate block on that server."""
-        wanted = self.by_class[view.head.service_class] if self.by_class else self.tuple_
-        return held_width(self.widths, view.servers[server].widths, wanted[view.head.segment - 1])
+        tuple_ = self.by_class[view.head.service_class] if self.by_class else self.tuple_
+        return held_width(self.widths, view.servers[server].widths, tuple_[view.head.segment - 1])
 
 
 def requests_per_server(view: ClusterView) -> float:
     """Return the number of requests inside, for each server that is up."""
-    outstanding = sum(each.outstanding_requests for each in view.servers)
-    return (view.fifo_length + outstanding) / max(1, sum(is_up(each) for each in view.servers))
+    outstanding = sum(server.outstanding_requests for server in view.servers)
+    return (view.fifo_length + outstanding) / max(1, sum(is_up(server) for server in view.servers))
 
 
 @dataclass(slots=True)
@@ -382,17 +382,17 @@ class Ladder:
 
     def rung_of(self, view: ClusterView, scale: float = 1.0) -> int:
         """Return the number of thresholds that the load, multiplied by `scale`, exceeds, with hysteresis."""
-        load, of = requests_per_server(view) * scale, view.head.service_class
-        thresholds = self.thresholds[: len(self.rungs[of]) - 1]
+        load, service_class = requests_per_server(view) * scale, view.head.service_class
+        thresholds = self.thresholds[: len(self.rungs[service_class]) - 1]
         down = sum(load > threshold for threshold in thresholds)
         stay = sum(load > threshold * (1 - self.hysteresis) for threshold in thresholds)
-        self.at[of] = rung = max(down, min(self.at[of], stay))
+        self.at[service_class] = rung = max(down, min(self.at[service_class], stay))
         return rung
 
     def width_at(self, rung: int, view: ClusterView, server: int) -> float:
         """Return the width of that rung for the view's candidate block on that server."""
-        wanted = self.rungs[view.head.service_class][rung][view.head.segment - 1]
-        return held_width(self.widths, view.servers[server].widths, wanted)
+        target = self.rungs[view.head.service_class][rung][view.head.segment - 1]
+        return held_width(self.widths, view.servers[server].widths, target)
 
 
 LONGEST_LIMIT_S: Final = 1e7  # as in scenarios

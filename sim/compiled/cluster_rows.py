@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.compiled.plan_layout import Record
+from policies.compiled.plan_layout import Record, bits
 from policies.greedy_scheduler import GreedyKnobs
 from policies.interfaces import AccuracyPrior, Widths, nest_by_width, tuples_within
 from policies.router_queue import MAX_HOLDS
@@ -65,16 +65,16 @@ class _Writer:
     def __init__(self, size: int) -> None:
         self._parts: list[Numbers] = [np.zeros(size, np.int64)]
         self._size = size
-        self._known: dict[bytes, int] = {}
+        self._offsets: dict[bytes, int] = {}
 
     def add(self, values: npt.ArrayLike, kind: type = np.int64) -> int:
         part = np.ascontiguousarray(np.asarray(values, dtype=kind).ravel()).view(np.int64)
         text = part.tobytes()
-        if text not in self._known:
-            self._known[text] = self._size
+        if text not in self._offsets:
+            self._offsets[text] = self._size
             self._parts.append(part)
             self._size += len(part)
-        return self._known[text]
+        return self._offsets[text]
 
     def reserve(self, size: int) -> int:
         self._parts.append(np.zeros(size, np.int64))
@@ -97,7 +97,8 @@ class Program:
         self.cluster = cluster
         self._shapes: dict[tuple[int, int, int, int, int, bool], Shape] = {}
         self.widths = config.widths
-        self.servers, self.segments, self.width_count = config.servers, config.segments, len(config.widths)
+        self.servers, self.segments = config.servers, config.segments
+        self.width_count = len(config.widths)
         if self.width_count**self.segments > MAX_TUPLES:
             raise UnsupportedScenario(f"{self.width_count}^{self.segments} width tuples (at most {MAX_TUPLES})")
         self.keys = [
@@ -130,11 +131,13 @@ class Program:
     # --------------------------------------------------------------------------------------------------- parameters
 
     def _head(self) -> Parameters:
-        cluster, config, rules = self.cluster, self.cluster.router, self.cluster.supervision
+        cluster, config = self.cluster, self.cluster.router
+        rules = self.cluster.supervision
         p = Parameters.blank()
-        for each in (cluster, config, rules, cluster.weights):
-            _copy(each, p)
-        p.devices, p.widths, p.keys = len(cluster.devices), self.width_count, len(self.keys)
+        for source in (cluster, config, rules, cluster.weights):
+            _copy(source, p)
+        p.devices, p.widths = len(cluster.devices), self.width_count
+        p.keys = len(self.keys)
         p.media = len(self.media) + len(self.racks)
         p.specs = self.segments * self.width_count
         p.places = self.segments * len(config.model_widths)
@@ -164,9 +167,9 @@ class Program:
     def by_tuple(self, value: Callable[[Widths], float], segments: int | None = None) -> list[float]:
         """Return `value` of each tuple of `segments` widths (S by default), by its number; 0 for one of several
         models."""
-        known = set(tuples_within(self.cluster.router.model_widths, segments or self.segments))
+        own_tuples = set(tuples_within(self.cluster.router.model_widths, segments or self.segments))
         every = product(self.widths, repeat=segments or self.segments)
-        return [value(widths) if widths in known else 0.0 for widths in every]
+        return [value(widths) if widths in own_tuples else 0.0 for widths in every]
 
     def _prior(self, prior: AccuracyPrior) -> tuple[int, int]:
         """Append p_acc by prefix, level by level, and the offset of each level; returns both offsets."""
@@ -178,26 +181,27 @@ class Program:
         return self._writer.add(values, np.float64), self._writer.add(levels)
 
     def _server(self, index: int, spec: ServerSpec) -> ServerKnobs:
-        knobs, link, add, its = spec.knobs, spec.attachment.link, self._writer.add, ServerKnobs.blank()
+        knobs, link = spec.knobs, spec.attachment.link
+        add, record = self._writer.add, ServerKnobs.blank()
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
         masks = self._masks[index]
-        _copy(knobs, its)
-        _copy(link, its)
-        its.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
-        its.blocks_head_of_line = knobs.head_of_line == "block"
-        its.serves_as_instance, its.fit_ends_at = knobs.served_width == "instance", add(self._fit_ends(knobs))
-        its.padded_at, its.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
-        its.preload_at = add([*(specs.index(each) for each in knobs.preload), NONE])
-        its.preload_count = len(knobs.preload)
-        its.medium, its.rack = self.media.index(spec.attachment.medium), self.racks.index(spec.attachment.rack)
+        _copy(knobs, record)
+        _copy(link, record)
+        record.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
+        record.blocks_head_of_line = knobs.head_of_line == "block"
+        record.serves_as_instance, record.fit_ends_at = knobs.served_width == "instance", add(self._fit_ends(knobs))
+        record.padded_at, record.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
+        record.preload_at = add([*(specs.index(spec_key) for spec_key in knobs.preload), NONE])
+        record.preload_count = len(knobs.preload)
+        record.medium, record.rack = self.media.index(spec.attachment.medium), self.racks.index(spec.attachment.rack)
         if (uplink := spec.attachment.uplink) is not None:
-            its.uplink_s, its.uplink_bytes_s = uplink.latency_s, uplink.bandwidth_bytes_s
-        its.instance_bytes_at = add([knobs.instance_bytes.get(each, 0) for each in specs])
-        its.can_hold_at = add([knobs.can_hold(each) for each in specs])
-        its.holds_any_at = add([any(widths) for widths in masks])
-        its.codes_at = add([sum(held << w for w, held in enumerate(widths)) for widths in masks])
-        its.power_limit_w = self.cluster.devices[spec.device].profile.power.cap_w
-        return its
+            record.uplink_s, record.uplink_bytes_s = uplink.latency_s, uplink.bandwidth_bytes_s
+        record.instance_bytes_at = add([knobs.instance_bytes.get(spec_key, 0) for spec_key in specs])
+        record.can_hold_at = add([knobs.can_hold(spec_key) for spec_key in specs])
+        record.holds_any_at = add([any(widths) for widths in masks])
+        record.codes_at = add([bits(widths) for widths in masks])
+        record.power_limit_w = self.cluster.devices[spec.device].profile.power.cap_w
+        return record
 
     def _fit_ends(self, knobs: GreedyKnobs) -> list[int]:
         """Return for each segment and width one more than the number of the widest width that serves it."""
@@ -209,7 +213,7 @@ class Program:
         add, model = self._writer.add, DeviceModel.blank()
         servers = [number for number, server in enumerate(self.cluster.servers) if server.device == index]
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
-        costs = [tables.instances.get(each) for each in specs]
+        costs = [tables.instances.get(spec_key) for spec_key in specs]
         _copy(tables, model)
         model.costs_at = self._costs(tables)
         model.crowding_at = add(_packed(tables.crowding))
@@ -222,7 +226,9 @@ class Program:
             model.moved_ns, model.moved_image_ns = chores.moved
             model.begun_ns, model.begun_image_ns = chores.begun
             model.ended_ns, model.ended_image_ns = chores.ended
-        model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
+        model.instance_costs_at = add(
+            [[cost.load_ns, cost.reload_ns, cost.unload_ns] if cost else [0, 0, 0] for cost in costs]
+        )
         model.input_bytes_at = add(self._input_bytes(tables))
         model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
         model.slow_factor = 1.0
@@ -251,7 +257,7 @@ class Program:
         """Append one record for each key and batch size, latency NONE for a key without a curve; returns the offset."""
         rows = np.zeros((len(self.keys), tables.batch_limit + 1), BatchCost.dtype)
         rows["latency_ns"] = rows["jitter_at"] = NONE
-        known: dict[int, int] = {}
+        jitter_offsets: dict[int, int] = {}
         for row, key in zip(rows, self.keys, strict=True):
             table = tables.keys.get(key)
             if table is None:
@@ -259,9 +265,9 @@ class Program:
             for name in set(BatchCost.offsets) - {"jitter_at", "jitter_count"}:
                 row[name] = getattr(table, name)
             for size, quantiles in enumerate(table.jitter):
-                if id(quantiles) not in known:
-                    known[id(quantiles)] = self._writer.add(quantiles, np.float64)
-                row["jitter_at"][size], row["jitter_count"][size] = known[id(quantiles)], len(quantiles)
+                if id(quantiles) not in jitter_offsets:
+                    jitter_offsets[id(quantiles)] = self._writer.add(quantiles, np.float64)
+                row["jitter_at"][size], row["jitter_count"][size] = jitter_offsets[id(quantiles)], len(quantiles)
         return self._writer.add(rows.view(np.int64))
 
 
@@ -310,14 +316,15 @@ class Shape:
         self, program: Program, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool
     ) -> None:
         self.program = program
-        self.requests, self.instances, self.blocks, self.messages = requests, instances, blocks, messages
+        self.requests, self.instances = requests, instances
+        self.blocks, self.messages = blocks, messages
         self.faults, self.keeps = faults, keeps
         holds = MAX_HOLDS * (requests + blocks * program.group) if program.cluster.router.max_batching_delay_ns else 0
         self.most_credits = blocks + 2 + holds  # between two decisions
         self.parameters = program.parameters.copy()
         p = self.p = Parameters(self.parameters)
-        p.readings = max(max(d.power_window, d.utilization_window) + 1 for d in program.cluster.devices)
-        p.reports = max(d.lag_ns // d.period_ns + 2 for d in program.cluster.devices)
+        p.readings = max(max(device.power_window, device.utilization_window) + 1 for device in program.cluster.devices)
+        p.reports = max(device.lag_ns // device.period_ns + 2 for device in program.cluster.devices)
         p.queues_at = ORDER_AT + p.keys
         p.instance_lists_at = p.queues_at + p.keys * KeyQueue.size
         p.reports_at = p.instance_lists_at + p.specs * Instances.size
@@ -329,7 +336,8 @@ class Shape:
         journey = Journey.size + p.segments * (2 + Stages.size) if keeps else 0
         p.request_size = Request.size + journey
         p.margin = margin(program)
-        p.instances, p.requests, p.blocks, p.messages = instances, requests, blocks, messages
+        p.instances, p.requests = instances, requests
+        p.blocks, p.messages = blocks, messages
         self._areas = {
             "tree_at": 2 * p.leaves,
             "valid_at": p.places,
@@ -406,9 +414,9 @@ class Shape:
         server.index, server.device = index, spec.device
         server.knobs_at = p.server_knobs_at + index * ServerKnobs.size
         server.used_bytes = server.peak_bytes = spec.knobs.context_bytes
-        its = server.following
-        _all_at_first(its[p.queues_at : p.instance_lists_at], KeyQueue)
-        _all_at_first(its[p.instance_lists_at : p.reports_at], Instances)
+        numbers = server.following
+        _all_at_first(numbers[p.queues_at : p.instance_lists_at], KeyQueue)
+        _all_at_first(numbers[p.instance_lists_at : p.reports_at], Instances)
 
     def grown(self, row: Numbers, requests: int, instances: int, blocks: int, messages: int) -> tuple[Shape, Numbers]:
         """Return a shape with larger pools, and the row of a running cluster in it."""

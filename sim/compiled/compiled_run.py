@@ -120,31 +120,34 @@ class RunRow:
         self.row = self.shape.row()
         self.cluster = Cluster(self.row)
         self.records = Records(len(run.arrivals_ns) if keeps else 0, program.segments, planned + servers, servers)
-        self._kept: list[npt.NDArray[Any]] = []
+        self._arrays: list[npt.NDArray[Any]] = []
         self._set_run()
         for fault in run.faults:
-            for each in steps(fault):
-                plan_cluster_fault(self.row, self.shape.parameters, *each)
+            for step in steps(fault):
+                plan_cluster_fault(self.row, self.shape.parameters, *step)
 
     def _keep(self, array: npt.NDArray[Any]) -> int:
-        self._kept.append(array)
+        self._arrays.append(array)
         return addressed(array)
 
     def _set_run(self) -> None:
-        run, c, p = self.run, self.cluster, self.shape.p
+        run, c = self.run, self.cluster
+        p = self.shape.p
         arrivals = np.ascontiguousarray(run.arrivals_ns, np.int64)
         c.arrivals_at, c.arrival_count = self._keep(arrivals), len(arrivals)
-        c.horizon_ns, c.limit_ns, c.drains = run.horizon_ns, run.drain_limit_ns, run.end == "drain"
+        c.horizon_ns, c.limit_ns = run.horizon_ns, run.drain_limit_ns
+        c.drains = run.end == "drain"
         if p.max_batching_delay_ns:
             c.may_hold = 1
             c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
         rows = (*run.goals, (0, GoalSet()))
-        goals = np.array([(at_ns, *msgspec.structs.astuple(each)) for at_ns, each in rows], Goal.dtype)
+        goals = np.array([(at_ns, *msgspec.structs.astuple(goal)) for at_ns, goal in rows], Goal.dtype)
         c.goals_at, c.goals = self._keep(goals), len(run.goals)
         c.classes_at = self._keep(np.ascontiguousarray(run.class_of, np.int64))
-        deadlines_ns = [NONE if each is None else each for each in run.deadlines_ns]
+        deadlines_ns = [NONE if goal is None else goal for goal in run.deadlines_ns]
         c.deadlines_at = self._keep(np.array(deadlines_ns, np.int64))
-        c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
+        c.keeps, c.detail = self.shape.keeps, self.shape.keeps and run.detail
+        c.faulty = bool(run.faults)
         c.jitter_salt, c.links_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, LINKS)
         c.decision_salt, c.returned_salt = derived_seed(run.seed, DECISIONS), derived_seed(run.seed, RETURNS)
         self._set_labels(c)
@@ -272,7 +275,8 @@ def run_to_end(
     Raises:
         WorkError: the run reached an unmeasured key or tuple.
     """
-    plan, sheet, replan = planned.row, blank_sheet(run.program.servers), planned.replan
+    plan, sheet = planned.row, blank_sheet(run.program.servers)
+    replan = planned.replan
     draws = Draws(plan, rng)
     try:
         while (status := go_on(run, answer, plan, sheet)) != ENDED:

@@ -57,16 +57,17 @@ from sim.compiled.run_figures import run_columns
 from sim.simulated_cluster import ClusterSpec, RunSpec
 
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
-_HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
+_HEAD_SEEN, _SERVER_SEEN = HeadSeen.size, ServerSeen.size
+_WORK_SEEN = WorkSeen.size
 _INTEGERS = HeadSeen.offsets["accuracy_sum"]  # of the head, before its reals
 _UTILIZATION, _POWER = ServerSeen.offsets["utilization"], ServerSeen.offsets["power_w"]
 _KEY, _REQUESTS = WorkSeen.offsets["key"], WorkSeen.offsets["requests"]
 
 
-def _require(is_so: bool, otherwise: str) -> None:
+def _require(is_so: bool, message: str) -> None:
     """Assert, also under `python -O`: a wrong value here would be written into memory."""
     if not is_so:
-        raise AssertionError(otherwise)
+        raise AssertionError(message)
 
 
 class CompiledSimulation:
@@ -86,7 +87,7 @@ class CompiledSimulation:
         self._has_ended = False
         self._answer = NO_ANSWER
         work = len(self._program.keys) * _WORK_SEEN
-        self._seen = np.zeros(_HEAD_SEEN + self._program.servers * (_SERVER_SEEN + work), np.int64)
+        self._view_row = np.zeros(_HEAD_SEEN + self._program.servers * (_SERVER_SEEN + work), np.int64)
         self._widths = (IMAGE, *cluster.router.widths)
         self._keys = [WorkKey(*key) for key in self._program.keys]
         self._masks = cluster.router.masks()
@@ -130,8 +131,8 @@ class CompiledSimulation:
         width = widths.index(choice.width)
         _require(choice.group >= 1, f"an empty group: {choice}")
         _require(0 <= choice.server < len(self._masks), f"the policy chose a server that is none: {choice}")
-        place = self.cluster.router.place_of(head.segment, head.service_class)
-        _require(self._masks[choice.server][place][width], f"the policy chose a masked width: {choice}")
+        place_number = self.cluster.router.place_of(head.segment, head.service_class)
+        _require(self._masks[choice.server][place_number][width], f"the policy chose a masked width: {choice}")
         _require(self._pending.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
         self._pending = None
         self._answer = RouterAnswer(choice.server, width, choice.group)
@@ -172,7 +173,8 @@ class CompiledSimulation:
                 run_to_end(self._run, planned, rng, self._answer)
             finally:
                 planned.keep()
-            self._pending, self._answer, self._has_ended = None, NO_ANSWER, True
+            self._pending, self._answer = None, NO_ANSWER
+            self._has_ended = True
             return
         while (request := self.advance()) is not None:
             self.decide(policy.choose(request.view, rng))
@@ -196,15 +198,16 @@ class CompiledSimulation:
 
     def _view(self) -> ClusterView:
         run = self._run
-        length = read_view(run.row, run.shape.parameters, self._seen)
-        numbers, reals = self._seen[:length].tolist(), self._seen[:length].view(np.float64).tolist()
-        segment, x, location, candidates, entered_ns, fifo_length, completed, *more = numbers[:_INTEGERS]
+        length = read_view(run.row, run.shape.parameters, self._view_row)
+        numbers, reals = self._view_row[:length].tolist(), self._view_row[:length].view(np.float64).tolist()
+        segment, previous, location, candidates, entered_ns, fifo_length, completed, *more = numbers[:_INTEGERS]
         left_ns, late, limit_ns, service_class, others_completed = more
         accuracy_sum, floor, energy_weight = reals[_INTEGERS:_HEAD_SEEN]
         goal_facts = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight, others_completed)
         if self.cluster.router.block_key == "any":
             location = ANYWHERE
-        servers, at, place = [], _HEAD_SEEN, self.cluster.router.place_of(segment + 1, service_class)
+        servers, at = [], _HEAD_SEEN
+        place_number = self.cluster.router.place_of(segment + 1, service_class)
         for masks in self._masks:
             first, at = at, at + _SERVER_SEEN
             is_valid, requests, blocks, vram_bytes, loaded, loading, _, _, keys = numbers[first:at]
@@ -213,10 +216,10 @@ class CompiledSimulation:
             servers.append(
                 ServerView(
                     valid=bool(is_valid),
-                    widths=masks[place],
+                    widths=masks[place_number],
                     outstanding_requests=requests,
                     outstanding_blocks=blocks,
-                    outstanding={self._keys[key]: n for key, n in work},
+                    outstanding={self._keys[key]: count for key, count in work},
                     utilization=reals[first + _UTILIZATION],
                     power_w=reals[first + _POWER],
                     vram_used_bytes=vram_bytes,
@@ -225,11 +228,11 @@ class CompiledSimulation:
                 )
             )
             at = end
-        head = HeadKey(segment + 1, self._widths[x], location, service_class)
+        head = HeadKey(segment + 1, self._widths[previous], location, service_class)
         looked_at = run.shape.p.looked_at
         sample = tuple(run.row[looked_at : looked_at + run.cluster.looked].tolist())
-        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), *goal_facts, sample)
-        return ClusterView(self.now_ns, head, *seen)
+        queue_facts = (candidates, entered_ns, fifo_length, completed, tuple(servers), *goal_facts, sample)
+        return ClusterView(self.now_ns, head, *queue_facts)
 
     # ------------------------------------------------------------------------------------------------------ records
 
@@ -264,24 +267,24 @@ class CompiledSimulation:
                 status=_STATUS[fate],
                 reason=REASONS[reason],
                 retries=retries,
-                widths=tuple(widths[width] for width in its_widths[:length]),
-                servers=tuple(its_servers[:length]),
+                widths=tuple(widths[width] for width in widths_passed[:length]),
+                servers=tuple(servers_passed[:length]),
                 correct=bool(correct),
                 energy_j=energy_j,
                 stages_ns=tuple(stages_ns) if is_detailed else (),
             )
             for (request, arrived_ns, finished_ns, fate, reason, retries, correct, energy_j, length), stages_ns,
-            its_servers, its_widths in zip(
+            servers_passed, widths_passed in zip(
                 rows["head"].tolist(), rows["stages_ns"].tolist(), rows["servers"].tolist(),
                 rows["widths"].tolist(), strict=True,
             )
         )  # fmt: skip
 
     def _head_of(self, line: int) -> HeadKey:
-        rest, place = divmod(line, self._program.servers + 2)
-        rest, x = divmod(rest, self._program.width_count + 1)
+        rest, location = divmod(line, self._program.servers + 2)
+        rest, previous = divmod(rest, self._program.width_count + 1)
         service_class, segment = divmod(rest, self._program.segments)
-        return HeadKey(segment + 1, self._widths[x], place - 2, service_class)
+        return HeadKey(segment + 1, self._widths[previous], location - 2, service_class)
 
     def _blocks(self) -> tuple[BlockRecord, ...]:
         rows = self._run.records.blocks[: self._run.cluster.block_rows].tolist()

@@ -96,7 +96,7 @@ _FAULT = PlannedFault.size
 
 
 def steps(fault: Fault) -> list[Step]:
-    """Return a fault's steps: (when, server, order, what, argument, factor), as in `FaultDriver.plan`."""
+    """Return a fault's steps: (when, server, order, action, argument, factor), as in `FaultDriver.plan`."""
     match fault:
         case Outage(server, start_ns, end_ns):
             out = [(start_ns, server, BEGINS, TAKE_OUT, NEVER if end_ns is None else end_ns, 0.0)]
@@ -115,12 +115,14 @@ def steps(fault: Fault) -> list[Step]:
 
 @kernel
 def plan_fault(
-    c: Cluster, p: Parameters, server: Server, due_ns: int, order: int, what: int, argument: int, factor: float
+    c: Cluster, p: Parameters, server: Server, due_ns: int, order: int, action: int, argument: int, factor: float
 ) -> None:
     """Add one more fault to the list."""
     fault = fault_at(c, p, c.faults)
-    fault.due_ns, fault.server, fault.order, fault.number = due_ns, server.index, order, c.fault_number
-    fault.what, fault.argument, fault.factor = what, argument, factor
+    fault.due_ns, fault.server = due_ns, server.index
+    fault.order, fault.number = order, c.fault_number
+    fault.action, fault.argument = action, argument
+    fault.factor = factor
     c.faults += 1
     c.fault_number += 1
     server.times.fault = min(server.times.fault, due_ns)
@@ -129,11 +131,11 @@ def plan_fault(
 
 @entry
 def plan_cluster_fault(
-    row: Ints, parameters: Ints, due_ns: int, server: int, order: int, what: int, argument: int, factor: float
+    row: Ints, parameters: Ints, due_ns: int, server: int, order: int, action: int, argument: int, factor: float
 ) -> None:
     """Add a fault to a cluster's list."""
     c, p = Cluster(row), Parameters(parameters)
-    plan_fault(c, p, server_at(c, p, server), due_ns, order, what, argument, factor)
+    plan_fault(c, p, server_at(c, p, server), due_ns, order, action, argument, factor)
 
 
 @kernel
@@ -147,7 +149,8 @@ def next_fault(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         if best == NONE or _is_before(fault, fault_at(c, p, best)):
             best = n
     fault = fault_at(c, p, best)
-    what, argument, factor = fault.what, fault.argument, fault.factor
+    action, argument = fault.action, fault.argument
+    factor = fault.factor
     c.faults -= 1
     freed, last = ints(fault), ints(fault_at(c, p, c.faults))
     for field in range(_FAULT):
@@ -157,31 +160,31 @@ def next_fault(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         if fault.server == server.index:
             soonest = min(soonest, fault.due_ns)
     server.times.fault = soonest
-    _fault_happens(c, p, server, what, argument, factor, now)
+    _fault_happens(c, p, server, action, argument, factor, now)
 
 
 @kernel
-def _is_before(one: PlannedFault, other: PlannedFault) -> bool:
-    if one.order != other.order:
-        return one.order < other.order
-    return one.number < other.number
+def _is_before(fault: PlannedFault, other: PlannedFault) -> bool:
+    if fault.order != other.order:
+        return fault.order < other.order
+    return fault.number < other.number
 
 
 @kernel
 def _fault_happens(
-    c: Cluster, p: Parameters, server: Server, what: int, argument: int, factor: float, now: int
+    c: Cluster, p: Parameters, server: Server, action: int, argument: int, factor: float, now: int
 ) -> None:
-    if what == TAKE_OUT:
+    if action == TAKE_OUT:
         _take_out(c, p, server, argument, now)
-    elif what == COME_UP:
+    elif action == COME_UP:
         return_to_service(c, p, server, now)
-    elif what == STRAGGLE:
+    elif action == STRAGGLE:
         straggle(c, p, server, factor, now)
-    elif what == SQUEEZE:
+    elif action == SQUEEZE:
         server.room_images = argument
-    elif what == CRASH:
+    elif action == CRASH:
         _crash(c, p, server, DIED, now)
-    elif what == HANG:
+    elif action == HANG:
         _hang(c, p, server, now)
     elif server.epoch == argument:
         _crash(c, p, server, HUNG, now)
@@ -224,7 +227,8 @@ def _take_out(c: Cluster, p: Parameters, server: Server, until: int, now: int) -
 def _kill(c: Cluster, p: Parameters, server: Server, reason: int, now: int) -> None:
     server.downtime = c.downtimes
     out = DowntimeRow(c.downtimes_at, 0, c.downtimes)
-    out.server, out.down_ns, out.up_ns, out.reason = server.index, now, NONE, reason
+    out.server, out.down_ns = server.index, now
+    out.up_ns, out.reason = NONE, reason
     c.downtimes += 1
     go_down(c, p, server, now)
     fail_transfers(c, p, server.index, now)
@@ -327,7 +331,8 @@ def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> No
         c.hold_requests, c.hold_wait_ns = width, group
         c.decision_end_ns = begin_decision(c, p, 0, 0)
         return
-    c.hold_requests, c.server, c.width, c.group = 0, server, width, group
+    c.hold_requests, c.server = 0, server
+    c.width, c.group = width, group
     c.decision_end_ns = begin_decision(c, p, server, min(group, c.candidates))
 
 
@@ -493,27 +498,30 @@ NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
     """Write a router's view of the pending decision."""
     request = request_at(c, p, c.slot)
-    its_place = place_of(p, request)
-    sheet.now_ns, sheet.segment, sheet.previous_width = c.now_ns, request.segment, request.previous_width
+    place_number = place_of(p, request)
+    sheet.now_ns, sheet.segment = c.now_ns, request.segment
+    sheet.previous_width = request.previous_width
     sheet.location = ANYWHERE if p.anywhere else request.location
     sheet.candidates, sheet.entered_ns = c.candidates, request.entered_ns
-    sheet.fifo_length, sheet.completed, sheet.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
+    sheet.fifo_length, sheet.completed = c.fifo_length, c.completed
+    sheet.hold_left_ns = c.hold_left_ns
     tally = tally_at(c, p, request.service_class)
-    sheet.accuracy_sum, sheet.late, sheet.goal_floor = tally.accuracy_sum, tally.late, tally.floor
+    sheet.accuracy_sum, sheet.late = tally.accuracy_sum, tally.late
+    sheet.goal_floor = tally.floor
     sheet.goal_limit_ns, sheet.goal_energy_weight = tally.limit_ns, tally.energy_weight
     sheet.service_class, sheet.others_completed = request.service_class, c.completed - tally.completed
-    sheet.outstanding, sheet.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + its_place]
+    sheet.outstanding, sheet.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + place_number]
     sheet.samples = 0 if plan.sees_all else c.looked
-    for place in range(sheet.samples if sheet.samples else p.servers):
-        index = place
+    for position in range(sheet.samples if sheet.samples else p.servers):
+        index = position
         if sheet.samples:
-            index = ints(sheet)[sheet.samples_at + place] = ints(c)[p.looked_at + place]
-        server, seen = server_at(c, p, index), seen_at(sheet, index)
-        seen.code = code_of(c, p, index, its_place)
-        seen.holds = ints(p)[knobs_of(p, server).codes_at + its_place]
-        seen.requests, seen.blocks = server.requests, server.blocks
-        seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
-        seen.work_ns = work_ns(c, p, plan, server) if plan.image_ns_at else 0
+            index = ints(sheet)[sheet.samples_at + position] = ints(c)[p.looked_at + position]
+        server, view = server_at(c, p, index), seen_at(sheet, index)
+        view.code = code_of(c, p, index, place_number)
+        view.holds = ints(p)[knobs_of(p, server).codes_at + place_number]
+        view.requests, view.blocks = server.requests, server.blocks
+        view.utilization, view.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
+        view.work_ns = work_ns(c, p, plan, server) if plan.image_ns_at else 0
 
 
 @kernel
@@ -534,12 +542,13 @@ def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
 
 
 @entry
-def run_cluster(row: Ints, parameters: Ints, plan: Ints, sheet: Ints, server: int, width: int, group: int) -> int:
+def run_cluster(row: Ints, parameters: Ints, plan_row: Ints, view: Ints, server: int, width: int, group: int) -> int:
     """Run a cluster to its end, to a decision that is not the plan's, or until something must grow or be made.
 
     It begins with its first instant, with the pending decision, or with the answer to it (`server` is NONE for none).
     """
-    c, p, its, seen = Cluster(row), Parameters(parameters), Plan(plan), Sheet(sheet)
+    c, p = Cluster(row), Parameters(parameters)
+    plan, sheet = Plan(plan_row), Sheet(view)
     if server != NONE:
         decide(c, p, server, width, group)
     while True:
@@ -547,13 +556,13 @@ def run_cluster(row: Ints, parameters: Ints, plan: Ints, sheet: Ints, server: in
             status = advance(c, p)
             if status != ASKED:
                 return status
-        if its.width_rule.rule == OUTSIDE:
+        if plan.width_rule.rule == OUTSIDE:
             return ASKED
         c.credits = 0
-        if its.draw + its.most_draws > its.draws:
+        if plan.draw + plan.most_draws > plan.draws:
             return NEEDS_DRAWS
-        write_sheet(c, p, its, seen)
-        if c.now_ns >= its.wake_ns:
+        write_sheet(c, p, plan, sheet)
+        if c.now_ns >= plan.wake_ns:
             return NEEDS_PLAN
-        choose(its, seen)
-        decide(c, p, its.server, its.width, its.group)
+        choose(plan, sheet)
+        decide(c, p, plan.server, plan.width, plan.group)

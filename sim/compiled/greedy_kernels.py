@@ -111,30 +111,30 @@ def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) 
     there_ns = model.busy_there_ns if device.count > 0 else model.there_ns
     if model.has_chores:
         there_ns = stretched_ns(device, there_ns)
-    block.due_ns, block.next_there = now + there_ns, NONE
-    if server.first_there == NONE:
-        server.first_there = number
+    block.due_ns, block.next_arriving = now + there_ns, NONE
+    if server.first_arriving == NONE:
+        server.first_arriving = number
         server.times.block = block.due_ns
     else:
-        block_at(c, p, server.last_there).next_there = number
-    server.last_there = number
+        block_at(c, p, server.last_arriving).next_arriving = number
+    server.last_arriving = number
 
 
 @kernel
 def take_block_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Receive the oldest block in transfer to the scheduler: first the process, then the scheduler has it."""
-    block, model = block_at(c, p, server.first_there), model_at(p, server.device)
+    block, model = block_at(c, p, server.first_arriving), model_at(p, server.device)
     if model.has_chores and not server.is_open:
         server.is_open, device = 1, device_at(c, p, server.device)
         if server.is_up and not server.is_hung:
-            taken = TakenCost(p, model.taken_at, pause(device, now))
+            cost = TakenCost(p, model.taken_at, pause(device, now))
             begins = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
-            do_chore(c, p, device, taken.block_ns + taken.image_ns * block.count, now, begins)
+            do_chore(c, p, device, cost.block_ns + cost.image_ns * block.count, now, begins)
         server.times.block = max(now, device.chores_until_ns)
         return
     server.is_open = 0
-    following = block.next_there
-    server.first_there = following
+    following = block.next_arriving
+    server.first_arriving = following
     server.times.block = NEVER if following == NONE else max(now, block_at(c, p, following).due_ns)
     _enqueue_block(c, p, server, block, now)
 
@@ -210,10 +210,10 @@ def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance,
     server.batches += 1
     record_batch(c, p, server, instance, now)
     message = send_back(c, p, server, instance.head, instance.count - poisoned, NO_REASON, now)
-    message.width, message.commanded_ns, message.started_ns = (
-        instance.served_width, instance.commanded_ns, instance.started_ns,
-    )  # fmt: skip
-    message.ended_ns, message.load_began_ns, message.loaded_ns = now, instance.load_began_ns, instance.loaded_ns
+    message.width, message.commanded_ns = instance.served_width, instance.commanded_ns
+    message.started_ns = instance.started_ns
+    message.ended_ns, message.load_began_ns = now, instance.load_began_ns
+    message.loaded_ns = instance.loaded_ns
     message.loaded_bits, message.loading_bits = server.loaded_bits, server.loading_bits
     deliver(c, p, server, message, now)
     if poisoned:
@@ -223,7 +223,8 @@ def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance,
 @kernel
 def _set_poisoned_aside(c: Cluster, p: Parameters, instance: Instance) -> int:
     """Split a batch into healthy and poisoned requests; returns the number of poisoned ones."""
-    poison, slot, count = bytes_at(c.poison_at), instance.head, 0
+    poison, slot = bytes_at(c.poison_at), instance.head
+    count = 0
     last_well, last_ill = NONE, NONE
     instance.head, instance.failed = NONE, NONE
     while slot != NONE:
@@ -300,7 +301,6 @@ def _take_due(c: Cluster, p: Parameters, pending: Pending, now: int) -> int:
 
 @kernel
 def _unlink(c: Cluster, p: Parameters, pending: Pending, slot: int) -> None:
-    """Remove an instance from a list."""
     at, after = pending.head, instance_at(c, p, slot).link
     if at == slot:
         pending.head = after
@@ -355,7 +355,6 @@ def _set_taken(c: Cluster, p: Parameters, server: Server, slot: int, state: int)
 
 @kernel
 def _release_batch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """Free the instance of a batch that is over."""
     server.running -= instance_at(c, p, slot).count
     _set_free(c, p, server, slot, now)
 
@@ -366,7 +365,8 @@ def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int, load_n
     instance, instances = instance_at(c, p, slot), spec_at(p, server, spec)
     c.free_instance = instance.next
     c.free_instances -= 1
-    instance.id, instance.spec, instance.state, instance.server = server.next_instance, spec, LOADING, server.index
+    instance.id, instance.spec = server.next_instance, spec
+    instance.state, instance.server = LOADING, server.index
     server.next_instance += 1
     instance.next = instances.head
     instances.head = slot
@@ -407,13 +407,14 @@ def _note_residency(p: Parameters, server: Server) -> None:
     server.loaded_bits, server.loading_bits = 0, 0
     for spec in range(min(p.specs, MAX_INSTANCES)):
         instances = spec_at(p, server, spec)
-        server.loading_bits |= (instances.loading > 0) << spec
-        server.loaded_bits |= (instances.alive > instances.loading) << spec
+        if instances.loading > 0:
+            server.loading_bits |= 1 << spec
+        if instances.alive > instances.loading:
+            server.loaded_bits |= 1 << spec
 
 
 @kernel
 def _remove(c: Cluster, p: Parameters, server: Server, slot: int) -> None:
-    """Free the slot of a removed instance."""
     instance = instance_at(c, p, slot)
     instances = spec_at(p, server, instance.spec)
     at = instances.head
@@ -440,14 +441,14 @@ def _back_off(c: Cluster, p: Parameters, server: Server, spec: int, now: int) ->
         server.backed_off = 1
         return
     instances.failures, instances.retry_ns = 0, 0
-    place = 0
-    while place < server.keys:
-        key = ints(server)[ORDER_AT + place]
+    position = 0
+    while position < server.keys:
+        key = ints(server)[ORDER_AT + position]
         if _spec_of(p, key) == spec and not _has_instance_for(p, server, key):
             count = key_at(p, server, key).count
-            _reject(c, p, server, dequeue(c, p, server, place, count), count, MEMORY, now)
+            _reject(c, p, server, dequeue(c, p, server, position, count), count, MEMORY, now)
         else:
-            place += 1
+            position += 1
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
@@ -475,11 +476,11 @@ def _unload_idle(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 @kernel
 def _run_next_servable(c: Cluster, p: Parameters, server: Server, now: int) -> bool:
     """Run the oldest key that a free instance can serve, unless an older one must not be overtaken."""
-    for place in range(server.keys):
-        key = ints(server)[ORDER_AT + place]
+    for position in range(server.keys):
+        key = ints(server)[ORDER_AT + position]
         slot = _find_free_best_fit(c, p, server, key)
         if slot != NONE:
-            _run(c, p, server, place, slot, now)
+            _run(c, p, server, position, slot, now)
             return True
         queue = key_at(p, server, key)
         if queue.blocked_since_ns == NONE:
@@ -529,18 +530,21 @@ def _find_free_best_fit(c: Cluster, p: Parameters, server: Server, key: int) -> 
 
 
 @kernel
-def _run(c: Cluster, p: Parameters, server: Server, place: int, slot: int, now: int) -> None:
+def _run(c: Cluster, p: Parameters, server: Server, position: int, slot: int, now: int) -> None:
     """Form a batch of one key and make the instance busy (Alg. 1 l. 14-17)."""
-    knobs, instance, key = knobs_of(p, server), instance_at(c, p, slot), ints(server)[ORDER_AT + place]
+    knobs, instance = knobs_of(p, server), instance_at(c, p, slot)
+    key = ints(server)[ORDER_AT + position]
     count = min(knobs.batch_limit, key_at(p, server, key).count)
-    instance.head = dequeue(c, p, server, place, count)
+    instance.head = dequeue(c, p, server, position, count)
     _set_taken(c, p, server, slot, BUSY)
     spec = instance.spec if knobs.serves_as_instance else _spec_of(p, key)
-    instance.batch, instance.count, instance.key, instance.served_width = server.next_batch, count, key, spec % p.widths
+    instance.batch, instance.count = server.next_batch, count
+    instance.key, instance.served_width = key, spec % p.widths
     server.next_batch += 1
     server.running += count
     instance.padded = _padded(p, knobs, count)
-    instance.commanded_ns, instance.started_ns, instance.link, instance.waiting_ns = now, now, NONE, 0
+    instance.commanded_ns = instance.started_ns = now
+    instance.link, instance.waiting_ns = NONE, 0
     _dispatch(c, p, server, slot, now)
 
 
@@ -585,7 +589,8 @@ def _await_start(c: Cluster, p: Parameters, server: Server, slot: int, start_ns:
 @kernel
 def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
     """Begin the forward pass, in parts if the memory is squeezed; at a hung server it never begins."""
-    instance, room, model = instance_at(c, p, slot), server.room_images, model_at(p, server.device)
+    instance, room = instance_at(c, p, slot), server.room_images
+    model = model_at(p, server.device)
     device = device_at(c, p, server.device)
     device.waiting_ns -= instance.waiting_ns
     instance.waiting_ns = 0
@@ -619,8 +624,10 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     if BatchCost(p, costs_at, size).latency_ns == NONE:
         c.status = NO_CURVE
     work += ints(p)[model.extra_at + pause(device_at(c, p, server.device), now)]
-    instance.work_ns, instance.factor, instance.slow_down = work, server.factor, 1.0
-    instance.cost_at, instance.is_frozen, instance.end_ns = costs_at + size * _COST, 0, 0
+    instance.work_ns, instance.factor = work, server.factor
+    instance.slow_down = 1.0
+    instance.cost_at = costs_at + size * _COST
+    instance.is_frozen = instance.end_ns = 0
     start_running(c, p, device, slot, now)
     if model.has_chores:  # any later beginning at this instant asks for a free core
         rerate(c, p, device, now)
@@ -629,7 +636,8 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
 @kernel
 def _work_in_parts(c: Cluster, p: Parameters, server: Server, instance: Instance, costs_at: int, room: int) -> int:
     """Return the solo time of a batch that runs in halves of halves (`sim.simulated_device.parts_that_fit`)."""
-    stack, depth, work = ints(Parts(c, p.parts_at)), 1, 0
+    stack, depth = ints(Parts(c, p.parts_at)), 1
+    work = 0
     stack[0] = instance.count
     while depth > 0:
         depth -= 1
@@ -656,8 +664,8 @@ def _order_loads(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Load for need, evict for need: `can_load` for each waiting key, oldest first."""
     knobs = knobs_of(p, server)
     may_evict = knobs.blocks_head_of_line == 0
-    for place in range(server.keys):
-        key = ints(server)[ORDER_AT + place]
+    for position in range(server.keys):
+        key = ints(server)[ORDER_AT + position]
         spec = _spec_of(p, key)
         is_overdue = _is_overdue(p, server, key, now)
         if not _is_loading_for(p, server, key) and _admits(p, server, spec, now, is_overdue):
@@ -755,8 +763,8 @@ def _plan_wake(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Plan the next time at which something could change without an event."""
     wake = NEVER
     if server.backed_off:
-        for place in range(server.keys):
-            retry_ns = spec_at(p, server, _spec_of(p, ints(server)[ORDER_AT + place])).retry_ns
+        for position in range(server.keys):
+            retry_ns = spec_at(p, server, _spec_of(p, ints(server)[ORDER_AT + position])).retry_ns
             if retry_ns > now:
                 wake = min(wake, retry_ns)
     idle_ns = knobs_of(p, server).idle_unload_ns
@@ -797,10 +805,12 @@ def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     server.sample_ns = now + model.period_ns
     if server.is_up == 1 and server.is_hung == 0:
         reading = reading_at(p, server, server.read)
-        reading.sampled_ns, reading.energy_mj, reading.busy_ms = now, energy_mj(p, device, now), busy_ms(p, device, now)
+        reading.sampled_ns, reading.energy_mj = now, energy_mj(p, device, now)
+        reading.busy_ms = busy_ms(p, device, now)
         server.read += 1
         report = report_at(p, server, server.reports)
-        report.received_ns, report.sampled_ns, report.epoch = now + model.lag_ns, now, server.epoch
+        report.received_ns, report.sampled_ns = now + model.lag_ns, now
+        report.epoch = server.epoch
         report.power_w = _average(p, server, True, model.power_window, model.idle_mw / 1000)
         report.utilization = _average(p, server, False, model.utilization_window, 0.0)
         report.vram_bytes, report.queue_length = server.used_bytes, server.queued + server.running
@@ -817,8 +827,8 @@ def _average(p: Parameters, server: Server, is_power: bool, window: int, idle: f
     (`WindowedSensor`)."""
     count = server.read
     model = model_at(p, server.device)
-    kept = min(count, 1 + max(model.power_window, model.utilization_window))
-    latest, earlier = reading_at(p, server, count - 1), reading_at(p, server, count - 1 - min(window, kept - 1))
+    stored = min(count, 1 + max(model.power_window, model.utilization_window))
+    latest, earlier = reading_at(p, server, count - 1), reading_at(p, server, count - 1 - min(window, stored - 1))
     change = latest.energy_mj - earlier.energy_mj if is_power else latest.busy_ms - earlier.busy_ms
     elapsed_ns = latest.sampled_ns - earlier.sampled_ns
     idle_ns = max(0, window * model.period_ns - elapsed_ns)
@@ -875,7 +885,7 @@ def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
             count_load(c, p, server, -1, now)
         slot = instance_at(c, p, slot).link
     device.is_touched = 1
-    server.is_up, server.is_hung, server.read = 0, 0, 0
+    server.is_up = server.is_hung = server.read = 0
     _forget_everything(c, p, server)
     report_power(c, p, server, 0.0, 0.0, now)
     lose_server(c, p, server, now)
@@ -888,20 +898,23 @@ def _forget_everything(c: Cluster, p: Parameters, server: Server) -> None:
         instances = spec_at(p, server, spec)
         while instances.head != NONE:
             _remove(c, p, server, instances.head)
-        instances.free, instances.loading, instances.alive, instances.is_hosted = 0, 0, 0, 0
+        instances.free = instances.loading = instances.alive = instances.is_hosted = 0
         instances.failures, instances.retry_ns = 0, 0
-    for place in range(server.keys):
-        queue = key_at(p, server, ints(server)[ORDER_AT + place])
-        queue.head, queue.tail, queue.count = NONE, NONE, 0
+    for position in range(server.keys):
+        queue = key_at(p, server, ints(server)[ORDER_AT + position])
+        queue.head = queue.tail = NONE
+        queue.count = 0
     for key in range(p.keys):
         queue = key_at(p, server, key)
         queue.blocked_since_ns, queue.loads = NONE, 0
-    server.keys, server.queued, server.running, server.backed_off = 0, 0, 0, 0
+    server.keys = server.queued = server.running = server.backed_off = 0
     server.loaded_bits, server.loading_bits = 0, 0
-    server.used_bytes, server.freeing_bytes, server.utilization = knobs_of(p, server).context_bytes, 0, 0.0
-    server.idle_head, server.idle_tail, server.starting.head = NONE, NONE, NONE
-    server.loading.head, server.unloading.head, server.failing.head = NONE, NONE, NONE
-    server.first_there, server.last_there, server.is_open = NONE, NONE, 0
+    server.used_bytes, server.freeing_bytes = knobs_of(p, server).context_bytes, 0
+    server.utilization = 0.0
+    server.idle_head = server.idle_tail = server.starting.head = NONE
+    server.loading.head = server.unloading.head = server.failing.head = NONE
+    server.first_arriving = server.last_arriving = NONE
+    server.is_open = 0
     times = server.times
-    times.block, times.start, times.end = NEVER, NEVER, NEVER
-    times.load, times.unload, times.timer = NEVER, NEVER, NEVER
+    times.block = times.start = times.end = NEVER
+    times.load = times.unload = times.timer = NEVER

@@ -74,8 +74,10 @@ def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, 
     message = message_at(c, p, number)
     c.free_message = message.next
     c.free_messages -= 1
-    message.server, message.epoch, message.number = server.index, server.epoch, server.messages
-    message.head, message.count, message.reason, message.next = slot, count, reason, NONE
+    message.server, message.epoch = server.index, server.epoch
+    message.number = server.messages
+    message.head, message.count = slot, count
+    message.reason, message.next = reason, NONE
     message.slot = number
     server.messages += 1
     return message

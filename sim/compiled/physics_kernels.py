@@ -112,7 +112,10 @@ def core_free_ns(c: Cluster, p: Parameters, device: Device, now: int) -> int:
 @kernel
 def pause_number(pause_ns: int) -> int:
     """Compute `sim.device_profile.pause_number`."""
-    return int(pause_ns >= _PAUSES_NS[0]) + int(pause_ns >= _PAUSES_NS[1]) + int(pause_ns >= _PAUSES_NS[2])
+    number = 0
+    while number < len(_PAUSES_NS) and pause_ns >= _PAUSES_NS[number]:
+        number += 1
+    return number
 
 
 @kernel
@@ -169,8 +172,10 @@ def count_load(c: Cluster, p: Parameters, server: Server, change: int, now: int)
 def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
     """Re-rate running batches, once for all changes of an event (`SimulatedDevice._rerate`), and plan the next ends."""
     device.is_touched = 0
-    model, first, is_across = model_of(p, device), device.first, False
-    demand, host, busy, bandwidth = 0, 0, 0, 0.0
+    model, first = model_of(p, device), device.first
+    is_across = False
+    demand = host = busy = 0
+    bandwidth = 0.0
     slot = first
     while slot != NONE:
         instance = instance_at(c, p, slot)
@@ -223,9 +228,12 @@ def _end_ns(device: Device, now: int, takes: int) -> int:
 @kernel
 def _load_across(c: Cluster, p: Parameters, device: Device, demand: int, load: int) -> tuple[int, int]:
     """Return x of a set of several processes, and their number (`sim.device_model.total_load`)."""
-    model, processes, turns, most_host = model_of(p, device), 0, 0, 0
+    model = model_of(p, device)
+    processes = turns = most_host = 0
     for n in range(model.server_count):
-        server, host, busy, is_there = ints(p)[model.servers_at + n], 0, 0, False
+        server = ints(p)[model.servers_at + n]
+        host = busy = 0
+        is_there = False
         slot = device.first
         while slot != NONE:
             instance = instance_at(c, p, slot)

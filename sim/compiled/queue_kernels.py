@@ -159,7 +159,8 @@ def begin_hold(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
         return False
     _begin(c, p, request.line, c.hold_requests, c.hold_wait_ns, now)
     hold = HoldMade(request, _OF_REQUEST, request.holds)
-    hold.decision, hold.tag, hold.entered_ns, hold.entered_j = c.decision, c.tag, request.entered_ns, request.entered_j
+    hold.decision, hold.tag = c.decision, c.tag
+    hold.entered_ns, hold.entered_j = request.entered_ns, request.entered_j
     request.holds += 1
     c.pending_holds += 1
     return True
@@ -173,8 +174,8 @@ def take_along(request: Request, member: Member) -> None:
     """Record a request's departure from the FIFO in a block, with the decisions that held it."""
     member.holds = request.holds
     for n in range(request.holds):
-        mine, its = HoldMade(member, _OF_MEMBER, n), HoldMade(request, _OF_REQUEST, n)
-        mine.decision, mine.tag = its.decision, its.tag
+        copied, hold = HoldMade(member, _OF_MEMBER, n), HoldMade(request, _OF_REQUEST, n)
+        copied.decision, copied.tag = hold.decision, hold.tag
     request.holds = 0
 
 
@@ -228,7 +229,8 @@ def push(c: Cluster, p: Parameters, slot: int) -> None:
     """Append a request to the FIFO."""
     request = request_at(c, p, slot)
     tail = c.fifo_tail
-    request.fifo_previous, request.fifo_next, request.next = tail, NONE, NONE
+    request.fifo_previous = tail
+    request.fifo_next = request.next = NONE
     if tail == NONE:
         c.fifo_head = slot
     else:
@@ -249,7 +251,6 @@ def push(c: Cluster, p: Parameters, slot: int) -> None:
 
 @kernel
 def _unlink(c: Cluster, p: Parameters, request: Request) -> None:
-    """Remove a request from the overall order."""
     before, after = request.fifo_previous, request.fifo_next
     if before == NONE:
         c.fifo_head = after
@@ -332,12 +333,12 @@ def enqueue(c: Cluster, p: Parameters, server: Server, key: int, slot: int) -> N
 
 
 @kernel
-def dequeue(c: Cluster, p: Parameters, server: Server, place: int, most: int) -> int:
+def dequeue(c: Cluster, p: Parameters, server: Server, position: int, most: int) -> int:
     """Take at most `most` of the oldest requests of the key at a place of the order; returns the first of them.
 
     The key is not blocked any more, and its load counter ends with its queue.
     """
-    key = ints(server)[ORDER_AT + place]
+    key = ints(server)[ORDER_AT + position]
     queue = key_at(p, server, key)
     count = min(most, queue.count)
     head = queue.head
@@ -352,22 +353,22 @@ def dequeue(c: Cluster, p: Parameters, server: Server, place: int, most: int) ->
     if queue.count == 0:
         queue.loads = 0
         server.keys -= 1
-        for n in range(place, server.keys):
+        for n in range(position, server.keys):
             ints(server)[ORDER_AT + n] = ints(server)[ORDER_AT + n + 1]
     else:
-        _reorder(c, p, server, place)
+        _reorder(c, p, server, position)
     return head
 
 
 @kernel
-def _reorder(c: Cluster, p: Parameters, server: Server, place: int) -> None:
+def _reorder(c: Cluster, p: Parameters, server: Server, position: int) -> None:
     """Reorder a key whose oldest request has become a younger one."""
-    key = ints(server)[ORDER_AT + place]
+    key = ints(server)[ORDER_AT + position]
     sequence = request_at(c, p, key_at(p, server, key).head).sequence
-    while place + 1 < server.keys:
-        following = ints(server)[ORDER_AT + place + 1]
+    while position + 1 < server.keys:
+        following = ints(server)[ORDER_AT + position + 1]
         if request_at(c, p, key_at(p, server, following).head).sequence > sequence:
             break
-        ints(server)[ORDER_AT + place] = following
-        place += 1
-    ints(server)[ORDER_AT + place] = key
+        ints(server)[ORDER_AT + position] = following
+        position += 1
+    ints(server)[ORDER_AT + position] = key

@@ -97,26 +97,28 @@ def _ask(
     eps: float,
     observation: Singles,
     eps_of: Singles,
-    asked: Ints,
+    clusters: Ints,
     rows: Ints,
     codes: Ints,
     uniforms: Reals,
     may_hold: Bools,
 ) -> int:
     """Write observations, codes and draws of every cluster with decisions to make; returns their number."""
-    observed, seen, count = observation.shape[1], singles(observation), 0
+    observed, observations = observation.shape[1], singles(observation)
+    count = 0
     for e in range(len(todo)):
         if todo[e] == 0:
             continue
-        c, p, row = Cluster(rows_at[e]), Parameters(parameters_at[e]), next_row[e]
-        write_observation(c, p, seen, row * observed)
+        c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
+        row = next_row[e]
+        write_observation(c, p, observations, row * observed)
         write_codes(c, p, codes[count], 0)
         may_hold[count] = c.hold_left_ns > 0
         for head in range(uniforms.shape[1]):
             uniforms[count, head] = hashed_share(c.draws_salt, c.decision, head)
         eps_of[row] = eps
         c.tag = row
-        asked[count], rows[count] = e, row
+        clusters[count], rows[count] = e, row
         next_row[e] += 1
         count += 1
     return count
@@ -147,7 +149,7 @@ def roll(
     complete: Ints,
     completed: Ints,
     terms: Reals,
-    asked: Ints,
+    clusters: Ints,
     rows: Ints,
     codes: Ints,
     uniforms: Reals,
@@ -175,7 +177,7 @@ def roll(
         if stuck != NONE:
             return stuck
         count = _ask(
-            rows_at, parameters_at, todo, next_row, eps, observation, eps_of, asked, rows, codes, uniforms, may_hold
+            rows_at, parameters_at, todo, next_row, eps, observation, eps_of, clusters, rows, codes, uniforms, may_hold
         )
         if count == 0:
             return NONE
@@ -184,7 +186,7 @@ def roll(
             actions, log_prob, value, server_mask, width_mask, may_hold[:count], hold_mask,
         )  # fmt: skip
         for n in range(count):
-            e, row = asked[n], rows[n]
+            e, row = clusters[n], rows[n]
             c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
             hold = actions[row, 3] if len(waits_ns) else 0
             images[row] = 1 if hold else min(groups[actions[row, 2]], c.candidates)
@@ -269,7 +271,8 @@ class Rollouts:
     ) -> None:
         self.decisions = 0
         self._rounds, self._empty = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
-        self._first_episode, self._run_of, self._seed = first_episode, run_of, seed
+        self._first_episode, self._run_of = first_episode, run_of
+        self._seed = seed
         self._program = program_of(cluster)
         self._runs: list[RunRow] = []
         self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
@@ -318,11 +321,11 @@ class Rollouts:
             eps: the share of uniform exploration in the server head.
             decisions: their number, rounded up to the same number for each cluster.
         """
-        each = -(-decisions // len(self._runs))
-        most = each + max(map(_count_waiting, self._runs))  # rows of a cluster, and rewards that may come for it
+        share = -(-decisions // len(self._runs))
+        most = share + max(map(_count_waiting, self._runs))  # rows of a cluster, and rewards that may come for it
         columns, next_row = self._carry(most)
         clusters = len(self._runs)
-        todo, status = np.full(clusters, each, np.int64), np.zeros(clusters, np.int64)
+        todo, status = np.full(clusters, share, np.int64), np.zeros(clusters, np.int64)
         complete, completed = np.zeros(clusters * most, np.int64), np.zeros(clusters, np.int64)
 
         def carry_on(chunk: slice) -> None:
@@ -334,7 +337,7 @@ class Rollouts:
                     columns.observation, columns.server_mask, columns.width_mask, columns.actions, columns.log_prob,
                     columns.eps, columns.value, columns.reward, columns.images, columns.hold_mask,
                     complete[chunk.start * most : chunk.stop * most], completed[chunk], self._terms[chunk],
-                    room.asked, room.rows, room.codes, room.uniforms, room.may_hold, room.scratch,
+                    room.clusters, room.rows, room.codes, room.uniforms, room.may_hold, room.scratch,
                 )  # fmt: skip
                 if stuck == NONE:
                     return
@@ -343,13 +346,12 @@ class Rollouts:
         with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(carry_on, self._chunks))
         self._columns = columns
-        self.decisions += each * clusters
+        self.decisions += share * clusters
         self._credited += int(completed.sum())
         rows = complete.reshape(clusters, most)
         return columns.rows(np.concatenate([rows[c, :n] for c, n in enumerate(completed.tolist())]))
 
     def _new_run(self, index: int) -> RunRow:
-        """Begin a cluster's next episode."""
         number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
         self._rounds[index] += 1
         run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
@@ -398,14 +400,15 @@ class Rollouts:
 def _count_waiting(run: RunRow) -> int:
     """Return a cluster's number of decisions without a reward: the one in progress, of open blocks, and of holds."""
     c = run.cluster
-    return run.shape.blocks - c.free_blocks + (c.slot != NONE and not c.asked) + c.pending_holds
+    deciding = 1 if c.slot != NONE and not c.asked else 0
+    return run.shape.blocks - c.free_blocks + deciding + c.pending_holds
 
 
 class _Room:
     """The memory for one chunk's sweep."""
 
     def __init__(self, clusters: int, spec: PolicySpec, layout: Layout) -> None:
-        self.asked, self.rows = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        self.clusters, self.rows = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self.codes = np.zeros((clusters, spec.servers), np.int64)
         self.uniforms = np.zeros((clusters, len(spec.head_sizes)))
         self.may_hold = np.zeros(clusters, np.bool_)

@@ -107,7 +107,8 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
     request.deadline_ns = now + deadline_ns if deadline_ns != NONE else NEVER
     if c.keeps:
         journey = Journey(request, _REQUEST)
-        journey.length, journey.since_ns, journey.lost_ns, journey.stages = 0, now, 0, 0
+        journey.length = journey.lost_ns = journey.stages = 0
+        journey.since_ns = now
     c.arrived += 1
     plan_arrival(c)
     c.in_flight += 1
@@ -116,7 +117,7 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
         record_request(c, p, request, FAILED, NO_ROOM, 0, 0, now)
         release(c, p, slot)
         return
-    request.segment, request.previous_width, request.code, request.retries = 0, 0, 0, 0
+    request.segment = request.previous_width = request.code = request.retries = 0
     request.location, request.epoch = NONE, 0
     request.held_ns, request.holds = 0, 0
     note_arrival(c.arrivals, now)
@@ -156,7 +157,8 @@ def set_goal(c: Cluster, p: Parameters) -> None:
     """Set the operator's next goal (`RouterCore._set_goal`), and the time of the one after it."""
     goal = Goal(c.goals_at, 0, c.goal)
     tally = tally_at(c, p, goal.service_class)
-    tally.floor, tally.limit_ns, tally.energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
+    tally.floor, tally.limit_ns = goal.floor, goal.limit_ns
+    tally.energy_weight = goal.energy_weight
     _set_room(c, p)
     c.goal += 1
     plan_goal(c)
@@ -171,7 +173,8 @@ def _set_room(c: Cluster, p: Parameters) -> None:
         if tally.limit_ns > 0:
             limit_ns = min(limit_ns, tally.limit_ns)
         for other in range(p.classes):
-            better += tally_at(c, p, other).floor > tally.floor
+            if tally_at(c, p, other).floor > tally.floor:
+                better += 1
         tally.rank = better / max(1, p.classes - 1)
     c.room.images = p.carried_img_s * limit_ns / _NS if limit_ns < NEVER else 0.0
 
@@ -238,7 +241,8 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
 @kernel
 def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
     """Run `policies.router_queue.sampled_servers`; `looked` is 0 if all are examined."""
-    location, count, any_can = NONE if p.anywhere else request.location, 0, False
+    location, count = NONE if p.anywhere else request.location, 0
+    any_can = False
     if location != NONE:
         ints(c)[p.looked_at], count = location, 1
         any_can = code_of(c, p, location, place_of(p, request)) != 0
@@ -351,16 +355,21 @@ def send_block(c: Cluster, p: Parameters, now: int) -> int:
     key = (head.segment * p.widths + c.width) * (p.widths + 1) + head.previous_width
     number = _take_slot(c, p, server)
     block = block_at(c, p, number)
-    block.decision, block.server, block.tag = c.decision, c.server, c.tag
-    block.key, block.count, block.ended, block.line = key, count, 0, c.line
-    block.snapshot_ns, block.sent_ns, block.gathered_ns, block.arrived_ns = c.snapshot_ns, now, now, 0
+    block.decision, block.server = c.decision, c.server
+    block.tag = c.tag
+    block.key, block.count = key, count
+    block.ended, block.line = 0, c.line
+    block.snapshot_ns = c.snapshot_ns
+    block.sent_ns = block.gathered_ns = now
+    block.arrived_ns = 0
     block.moves, block.moving = 0, 0
     c.slot = NONE
     for position in range(count):
         following = take(c, p, slot)
         request, member = request_at(c, p, slot), member_at(p, block, position)
         request.block, request.position = number, position
-        member.request, member.has_ended, member.source = slot, 0, request.location
+        member.request, member.has_ended = slot, 0
+        member.source = request.location
         if p.max_batching_delay_ns:
             take_along(request, member)
         if request.location != c.server:
@@ -420,14 +429,14 @@ def _free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
 @kernel
 def _add_move(block: Block, source: int) -> None:
     """Add a source of the block's inputs: in the order of places, each once."""
-    place = block.moves
-    for n in range(place):
+    position = block.moves
+    for n in range(position):
         if move_at(block, n).source == source:
             return
-    while place > 0 and move_at(block, place - 1).source > source:
-        move_at(block, place).source = move_at(block, place - 1).source
-        place -= 1
-    move_at(block, place).source = source
+    while position > 0 and move_at(block, position - 1).source > source:
+        move_at(block, position).source = move_at(block, position - 1).source
+        position -= 1
+    move_at(block, position).source = source
     block.moves += 1
 
 
@@ -449,7 +458,8 @@ def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int
     """
     held = knobs_of(p, server).holds_any_at
     for place in range(p.places):
-        ints(c)[p.up_at + place] += change * (ints(p)[held + place] == holds)
+        if ints(p)[held + place] == holds:
+            ints(c)[p.up_at + place] += change
 
 
 # -------------------------------------------------------------------------------------------------------------- links
@@ -470,7 +480,8 @@ def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now:
     for n in range(block.moves):
         move, moved = move_at(block, n), 0
         for position in range(block.count):
-            moved += member_at(p, block, position).source == move.source
+            if member_at(p, block, position).source == move.source:
+                moved += 1
         begins_ns = _copy(c, p, server_at(c, p, move.source), moved, now) if move.source != NONE else now
         move.end_ns = _transfer(c, p, move.source, server, one_bytes * moved, begins_ns)
         if move.source != NONE:
@@ -488,15 +499,15 @@ def _copy(c: Cluster, p: Parameters, source: Server, images: int, now: int) -> i
     if model.has_chores == 0 or source.is_up == 0 or source.is_hung:
         return now
     begins_ns = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
-    done_ns = do_chore(c, p, device, model.moved_ns + model.moved_image_ns * images, now, begins_ns)
-    return done_ns
+    return do_chore(c, p, device, model.moved_ns + model.moved_image_ns * images, now, begins_ns)
 
 
 @kernel
 def _transfer(c: Cluster, p: Parameters, source: int, server: Server, transfer_bytes: int, now: int) -> int:
     """Book a transfer on the destination's medium; returns when it arrives (`Network.transfer`)."""
     knobs = knobs_of(p, server)
-    latency_s, bandwidth, arrives = knobs.latency_s, knobs.bandwidth_bytes_s, 1.0
+    latency_s, bandwidth = knobs.latency_s, knobs.bandwidth_bytes_s
+    arrives = 1.0
     uplinks_s, is_near = 0.0, False
     if source != NONE:
         other = ServerKnobs(p, p.server_knobs_at, source)
@@ -643,14 +654,16 @@ def _waits_for(block: Block, source: int) -> bool:
 def advance_request(c: Cluster, p: Parameters, server: Server, message: Message, slot: int, now: int) -> None:
     """Advance a request past a segment: one width more (`RouterCore._advance`)."""
     request = request_at(c, p, slot)
-    number, position, segment = request.block, request.position, request.segment
+    number, position = request.block, request.position
+    segment = request.segment
     member = member_at(p, block_at(c, p, number), position)
     member.span_ns = now - request.entered_ns
     member.energy_j = energy_j(c, p, now) - request.entered_j
     note_return(c, p, server, message, request, now)
     width = message.width
     code = request.code * p.widths + width
-    request.code, request.previous_width, request.segment = code, width + 1, segment + 1
+    request.code, request.previous_width = code, width + 1
+    request.segment = segment + 1
     request.location, request.epoch = server.index, server.epoch
     if segment + 1 == p.segments:
         is_right = is_correct(c, request.id, code)
@@ -702,7 +715,8 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     if location != NONE:
         server = server_at(c, p, location)
         if not server.is_up or server.epoch != request.epoch:
-            request.segment, request.previous_width, request.code, request.location = 0, 0, 0, NONE
+            request.segment = request.previous_width = request.code = 0
+            request.location = NONE
     if request.retries > p.max_retries:
         _give_up(c, p, slot, reason, now)
     else:
@@ -716,7 +730,8 @@ def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> Non
     request = request_at(c, p, slot)
     c.failed += 1
     tally = tally_at(c, p, request.service_class)
-    tally.late += limit_ns(c, tally) > 0
+    if limit_ns(c, tally) > 0:
+        tally.late += 1
     note_end(c.room, c.in_flight - 1, tally.limit_ns > 0)
     credit_given_up(c, p, request, now)
     record_request(c, p, request, FAILED, reason, request.retries, 0, now)
@@ -760,7 +775,7 @@ def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     _count_up(c, p, server, 1, 1)
     c.at_cap = 0
     end_due_holds(c, p, NEVER, now)
-    server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0
+    server.seen_vram_bytes = server.seen_loaded_bits = server.seen_loading_bits = 0
 
 
 @kernel
@@ -778,7 +793,7 @@ def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     _retry_blocks(c, p, server, now)
     for n in range(waiting):
         retry(c, p, scratch[n], SERVER_LOST, now)
-    server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0
+    server.seen_vram_bytes = server.seen_loaded_bits = server.seen_loading_bits = 0
     c.at_cap = 0
 
 
@@ -788,17 +803,17 @@ def _scratch(c: Cluster, p: Parameters) -> Ints:
 
 
 @kernel
-def _remove_waiting(c: Cluster, p: Parameters, server: Server, found: Ints) -> int:
+def _remove_waiting(c: Cluster, p: Parameters, server: Server, slots: Ints) -> int:
     """Remove requests with activations at a server from the FIFO, and list them in order of arrival."""
-    everyone, count = collect_in_flight(c, p, found), 0
-    for n in range(everyone):
-        request = request_at(c, p, found[n])
+    in_flight, count = collect_in_flight(c, p, slots), 0
+    for n in range(in_flight):
+        request = request_at(c, p, slots[n])
         if request.block == NONE and request.location == server.index:
-            found[count] = found[n]
+            slots[count] = slots[n]
             count += 1
-    sort_by_id(c, p, found, count)
+    sort_by_id(c, p, slots, count)
     for n in range(count):
-        remove(c, p, found[n])
+        remove(c, p, slots[n])
     return count
 
 

@@ -236,7 +236,9 @@ def soonest_server(c: Cluster, p: Parameters) -> int:
 
 
 _NS = 1_000_000_000
-_TERMS, _STAGES, _JOURNEY, _REQUEST, _REQUEST_ROW = Terms.size, Stages.size, Journey.size, Request.size, RequestRow.size
+_TERMS, _STAGES = Terms.size, Stages.size
+_JOURNEY, _REQUEST = Journey.size, Request.size
+_REQUEST_ROW = RequestRow.size
 
 
 @kernel
@@ -270,7 +272,8 @@ def utilization_variance(c: Cluster, p: Parameters) -> float:
     """Compute `policies.interfaces.variance` of the reported utilizations."""
     if c.variance_is_stale:
         c.variance_is_stale = 0
-        total, squares, servers = 0.0, 0.0, p.servers
+        total = squares = 0.0
+        servers = p.servers
         for index in range(servers):
             total += observed_at(c, p, index).utilization
         mean = total / servers
@@ -285,7 +288,8 @@ def utilization_variance(c: Cluster, p: Parameters) -> float:
 def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> Credit:
     """End a block: Eq. 7 for the decision that made it."""
     members = block.count
-    span_ns, block_j, accuracy = 0, 0.0, 0.0
+    span_ns = 0
+    block_j = accuracy = 0.0
     for position in range(members):
         member = member_at(p, block, position)
         span_ns += member.span_ns
@@ -315,8 +319,10 @@ def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> Credit:
 def _record_block(c: Cluster, block: Block, terms: Terms, latency_s: float, now: int) -> None:
     out = BlockRow(c.block_rows_at, 0, c.block_rows)
     c.block_rows += 1
-    out.decision, out.line, out.server, out.key = block.decision, block.line, block.server, block.key
-    out.count, out.snapshot_ns, out.sent_ns = block.count, block.snapshot_ns, block.sent_ns
+    out.decision, out.line = block.decision, block.line
+    out.server, out.key = block.server, block.key
+    out.count, out.snapshot_ns = block.count, block.snapshot_ns
+    out.sent_ns = block.sent_ns
     out.arrived_ns, out.ended_ns = block.arrived_ns, now
     out.latency_s = latency_s
     for term in range(_TERMS):
@@ -331,10 +337,12 @@ def record_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, 
     out = BatchRow(c.batch_rows_at, 0, c.batch_rows)
     c.batch_rows += 1
     widths, key = p.widths, instance.key
-    out.server, out.batch, out.instance = server.index, instance.batch, instance.id
+    out.server, out.batch = server.index, instance.batch
+    out.instance = instance.id
     out.segment, out.width = key // (widths + 1) // widths, instance.served_width
     out.previous_width, out.count = key % (widths + 1), instance.count
-    out.commanded_ns, out.started_ns, out.ended_ns = instance.commanded_ns, instance.started_ns, now
+    out.commanded_ns, out.started_ns = instance.commanded_ns, instance.started_ns
+    out.ended_ns = now
 
 
 @kernel
@@ -344,8 +352,10 @@ def record_reading(c: Cluster, server: Server, report: Report) -> None:
         return
     out = ReadingRow(c.reading_rows_at, 0, c.reading_rows)
     c.reading_rows += 1
-    out.server, out.sampled_ns, out.vram_bytes = server.index, report.sampled_ns, report.vram_bytes
-    out.queue_length, out.utilization, out.power_w = report.queue_length, report.utilization, report.power_w
+    out.server, out.sampled_ns = server.index, report.sampled_ns
+    out.vram_bytes = report.vram_bytes
+    out.queue_length, out.utilization = report.queue_length, report.utilization
+    out.power_w = report.power_w
 
 
 @kernel
@@ -369,8 +379,10 @@ def record_request(
     c.request_rows += 1
     journey = Journey(request, _REQUEST)
     lived, rest = ints(journey), ints(out)
-    out.id, out.arrived_ns, out.finished_ns, out.fate = request.id, request.arrived_ns, now, fate
-    out.reason, out.retries, out.correct = reason, retries, correct
+    out.id, out.arrived_ns = request.id, request.arrived_ns
+    out.finished_ns, out.fate = now, fate
+    out.reason, out.retries = reason, retries
+    out.correct = correct
     out.energy_j = energy_j(c, p, now) - request.arrived_j
     out.length = journey.length
     for stage in range(_STAGES):
@@ -397,7 +409,8 @@ def note_return(c: Cluster, p: Parameters, server: Server, message: Message, req
     """Divide a request's time in a segment that it has passed among the stages (`_Journey.pass_segment`)."""
     if not c.keeps:
         return
-    journey, segments, passed = Journey(request, _REQUEST), p.segments, request.segment
+    journey, segments = Journey(request, _REQUEST), p.segments
+    passed = request.segment
     lived = ints(journey)
     journey.length = passed + 1
     lived[_JOURNEY + passed] = server.index
@@ -405,11 +418,8 @@ def note_return(c: Cluster, p: Parameters, server: Server, message: Message, req
     for n in range(passed * _STAGES, journey.stages * _STAGES):
         journey.lost_ns += lived[_JOURNEY + 2 * segments + n]
     journey.stages = passed + 1
-    block, stages, entered = (
-        block_at(c, p, request.block),
-        Stages(journey, _JOURNEY + 2 * segments, passed),
-        journey.since_ns,
-    )
+    block, stages = block_at(c, p, request.block), Stages(journey, _JOURNEY + 2 * segments, passed)
+    entered = journey.since_ns
     snapshot = max(entered, block.snapshot_ns)
     sent = max(snapshot, block.sent_ns)
     gathered = max(sent, block.gathered_ns)
@@ -418,7 +428,8 @@ def note_return(c: Cluster, p: Parameters, server: Server, message: Message, req
     started = min(max(commanded, message.started_ns), now)
     ended = min(max(started, message.ended_ns), now)
     load = max(0, min(message.loaded_ns, commanded) - max(arrived, message.load_began_ns))
-    stages.router_wait, stages.decision, stages.transfer = snapshot - entered, sent - snapshot, gathered - sent
+    stages.router_wait, stages.decision = snapshot - entered, sent - snapshot
+    stages.transfer = gathered - sent
     stages.handover = arrived - gathered + now - ended
     stages.queue, stages.load = commanded - arrived - load, load
     stages.dispatch, stages.run = started - commanded, ended - started
@@ -439,12 +450,12 @@ def record_rest(c: Cluster, p: Parameters, scratch: Ints, now: int) -> None:
 
 
 @kernel
-def collect_in_flight(c: Cluster, p: Parameters, found: Ints) -> int:
+def collect_in_flight(c: Cluster, p: Parameters, slots: Ints) -> int:
     """Write the slots of all requests in flight."""
     count = 0
     for slot in range(p.requests):
         if request_at(c, p, slot).id != NONE:
-            found[count] = slot
+            slots[count] = slot
             count += 1
     return count
 
@@ -455,18 +466,19 @@ def sort_by_id(c: Cluster, p: Parameters, slots: Ints, count: int) -> None:
     gap = count // 2
     while gap > 0:
         for n in range(gap, count):
-            slot, place = slots[n], n
-            while place >= gap and request_at(c, p, slots[place - gap]).id > request_at(c, p, slot).id:
-                slots[place] = slots[place - gap]
-                place -= gap
-            slots[place] = slot
+            slot, position = slots[n], n
+            while position >= gap and request_at(c, p, slots[position - gap]).id > request_at(c, p, slot).id:
+                slots[position] = slots[position - gap]
+                position -= gap
+            slots[position] = slot
         gap //= 2
 
 
 # ------------------------------------------------------------------------------------------------------ a router's view
 
 
-_HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN, _OBSERVED = HeadSeen.size, ServerSeen.size, WorkSeen.size, Observed.size
+_HEAD_SEEN, _SERVER_SEEN = HeadSeen.size, ServerSeen.size
+_WORK_SEEN, _OBSERVED = WorkSeen.size, Observed.size
 
 
 @kernel
@@ -510,11 +522,13 @@ def code_of(c: Cluster, p: Parameters, index: int, place: int) -> int:
 @kernel
 def resident_widths(p: Parameters, server: Server, segment: int) -> tuple[int, int]:
     """Return a segment's widths that the router assumes loaded at a server, and loading (`ServerView`), as bits."""
-    first, every, asked_for = min(segment * p.widths, 63), (1 << p.widths) - 1, 0
+    first, every = min(segment * p.widths, 63), (1 << p.widths) - 1
+    asked_for = 0
     for width in range(p.widths):
         for previous in range(p.widths + 1):
             key = (segment * p.widths + width) * (p.widths + 1) + previous
-            asked_for |= (key_at(p, server, key).outstanding > 0) << width
+            if key_at(p, server, key).outstanding > 0:
+                asked_for |= 1 << width
     return server.seen_loaded_bits >> first & every, (server.seen_loading_bits >> first | asked_for) & every
 
 
@@ -524,35 +538,42 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
 
     Returns its length.
     """
-    c, p, head = Cluster(row), Parameters(parameters), HeadSeen(out)
+    c, p = Cluster(row), Parameters(parameters)
+    head = HeadSeen(out)
     request = request_at(c, p, c.slot)
-    head.segment, head.previous_width, head.location = request.segment, request.previous_width, request.location
+    head.segment, head.previous_width = request.segment, request.previous_width
+    head.location = request.location
     head.candidates, head.entered_ns = c.candidates, request.entered_ns
-    head.fifo_length, head.completed, head.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
+    head.fifo_length, head.completed = c.fifo_length, c.completed
+    head.hold_left_ns = c.hold_left_ns
     tally = tally_at(c, p, request.service_class)
     head.accuracy_sum, head.late = tally.accuracy_sum, tally.late
-    head.goal_floor, head.goal_limit_ns, head.goal_energy_weight = tally.floor, tally.limit_ns, tally.energy_weight
+    head.goal_floor, head.goal_limit_ns = tally.floor, tally.limit_ns
+    head.goal_energy_weight = tally.energy_weight
     head.service_class, head.others_completed = request.service_class, c.completed - tally.completed
     at = _HEAD_SEEN
     for index in range(p.servers):
-        server, seen = server_at(c, p, index), ServerSeen(out, at)
-        seen.is_valid = code_of(c, p, index, place_of(p, request)) != 0
-        seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
-        seen.utilization, seen.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
-        seen.loaded_bits, seen.loading_bits = resident_widths(p, server, request.segment)
-        seen.keys = 0
+        server, view = server_at(c, p, index), ServerSeen(out, at)
+        view.is_valid = code_of(c, p, index, place_of(p, request)) != 0
+        view.requests, view.blocks = server.requests, server.blocks
+        view.vram_bytes = server.seen_vram_bytes
+        view.utilization, view.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
+        view.loaded_bits, view.loading_bits = resident_widths(p, server, request.segment)
+        view.keys = 0
         for key in range(p.keys):
             queue = key_at(p, server, key)
             if queue.outstanding > 0:
-                place = seen.keys
-                while place > 0 and WorkSeen(seen, _SERVER_SEEN, place - 1).since > queue.since:
-                    before, work = WorkSeen(seen, _SERVER_SEEN, place - 1), WorkSeen(seen, _SERVER_SEEN, place)
-                    work.since, work.key, work.requests = before.since, before.key, before.requests
-                    place -= 1
-                work = WorkSeen(seen, _SERVER_SEEN, place)
-                work.since, work.key, work.requests = queue.since, key, queue.outstanding
-                seen.keys += 1
-        at += _SERVER_SEEN + seen.keys * _WORK_SEEN
+                position = view.keys
+                while position > 0 and WorkSeen(view, _SERVER_SEEN, position - 1).since > queue.since:
+                    previous, work = WorkSeen(view, _SERVER_SEEN, position - 1), WorkSeen(view, _SERVER_SEEN, position)
+                    work.since, work.key = previous.since, previous.key
+                    work.requests = previous.requests
+                    position -= 1
+                work = WorkSeen(view, _SERVER_SEEN, position)
+                work.since, work.key = queue.since, key
+                work.requests = queue.outstanding
+                view.keys += 1
+        at += _SERVER_SEEN + view.keys * _WORK_SEEN
     return at
 
 

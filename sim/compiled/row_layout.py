@@ -132,7 +132,7 @@ class Server(Record):
     room_images = NONE
     requests = blocks = INT
     first_block = last_block = first_moving = last_moving = NONE
-    first_there = last_there = first_back = last_back = NONE
+    first_arriving = last_arriving = first_back = last_back = NONE
     is_open = last_back_ns = messages = INT
     seen_vram_bytes = INT
     loaded_bits = loading_bits = seen_loaded_bits = seen_loading_bits = INT
@@ -282,7 +282,7 @@ class Instance(Record):
 class Block(Record):
     """A block in transfer or at its server; its moves and its members follow."""
 
-    next = previous = next_moving = next_there = INT
+    next = previous = next_moving = next_arriving = INT
     decision = server = key = count = ended = moves = moving = line = tag = INT
     snapshot_ns = sent_ns = gathered_ns = due_ns = arrived_ns = INT
 
@@ -334,7 +334,7 @@ class Parts(Record):
 class PlannedFault(Record):
     """A fault to come."""
 
-    due_ns = server = order = number = what = argument = INT
+    due_ns = server = order = number = action = argument = INT
     factor = REAL
 
 
@@ -524,5 +524,5 @@ class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scena
 
 def problem_of(status: int) -> str:
     """Return why a run can't continue."""
-    what = "width tuple that was not evaluated" if status == NO_TUPLE else "work key without a latency curve"
-    return f"the run came to a {what}"
+    missing = "width tuple that was not evaluated" if status == NO_TUPLE else "work key without a latency curve"
+    return f"the run came to a {missing}"

@@ -54,8 +54,7 @@ def energy_j(run: RunRow, index: int, ended_ns: int) -> float:
     elapsed_ns, chored_ns = ended_ns - device.updated_ns, chores_ns(device, ended_ns)
     drawn_mw_ns = device.power_mw * (elapsed_ns - chored_ns) + max(device.power_mw, tables.chores_mw) * chored_ns
     drawn_mw_ns += tables.awake_mw * awake_ns(device, tables.awake_ns, ended_ns)
-    energy_mj = (device.energy_mw_ns + drawn_mw_ns) / NS_PER_S
-    return energy_mj / 1000
+    return (device.energy_mw_ns + drawn_mw_ns) / NS_PER_S / 1000
 
 
 _BUCKETS = 4096
@@ -89,13 +88,14 @@ def tally(
         counts[min(bucket, _BUCKETS - 1)] += 1
         if request.fate != COMPLETED:
             totals.unfinished += 1
-            totals.failed += request.fate == FAILED
+            if request.fate == FAILED:
+                totals.failed += 1
             continue
-        code, its = 0, ints(request)
-        for s in range(segments):
-            code = code * widths + its[_SERVERS_AT + segments + s]
-            if s > 0:
-                totals.moves += its[_SERVERS_AT + s] != its[_SERVERS_AT + s - 1]
+        code, numbers = 0, ints(request)
+        for segment in range(segments):
+            code = code * widths + numbers[_SERVERS_AT + segments + segment]
+            if segment > 0 and numbers[_SERVERS_AT + segment] != numbers[_SERVERS_AT + segment - 1]:
+                totals.moves += 1
         totals.accuracy += prior[code]
     passed, below = 0, 0
     for bucket in range(_BUCKETS):
@@ -162,8 +162,8 @@ def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> Ru
         decisions=run.cluster.decision,
         failed=totals.failed,
         image_j=_drawn_j(run) / max(1, run.cluster.completed),
-        class_images=tuple(each.completed for each in classes),
-        class_accuracies=tuple(each.accuracy_sum / max(1, each.completed) for each in classes),
+        class_images=tuple(figures.completed for figures in classes),
+        class_accuracies=tuple(figures.accuracy_sum / max(1, figures.completed) for figures in classes),
     )
 
 
@@ -181,7 +181,8 @@ def tuple_priors(program: Program) -> npt.NDArray[np.float64]:
 
 def run_columns(run: RunRow) -> RunColumns:
     """Return the columns of a run that has ended and keeps its requests."""
-    c, records, is_detailed = run.cluster, run.records, run.run.detail
+    c, records = run.cluster, run.records
+    is_detailed = run.run.detail
     reasons = tuple(REASONS[number] for number in range(len(REASONS)))
     return RunColumns(
         ended_ns=c.ended_ns,
@@ -198,7 +199,8 @@ def run_columns(run: RunRow) -> RunColumns:
 
 
 def _server_totals(run: RunRow, index: int) -> ServerTotals:
-    c, p, spec, ended_ns = run.cluster, run.shape.p, run.program.cluster.servers[index], run.cluster.ended_ns
+    c, p = run.cluster, run.shape.p
+    spec, ended_ns = run.program.cluster.servers[index], run.cluster.ended_ns
     server, device = Server(c, p.servers_at + index * p.server_size), device_of(run, spec.device)
     tables = run.program.cluster.devices[spec.device]
     chored_ns, busy_permille = chores_ns(device, ended_ns), max(device.busy_permille, tables.chores_permille)
@@ -217,7 +219,8 @@ def _server_totals(run: RunRow, index: int) -> ServerTotals:
 
 
 def _device_totals(run: RunRow, index: int) -> DeviceTotals:
-    device, tables, ended_ns = device_of(run, index), run.program.cluster.devices[index], run.cluster.ended_ns
+    device, tables = device_of(run, index), run.program.cluster.devices[index]
+    ended_ns = run.cluster.ended_ns
     open_ns = ended_ns - device.updated_ns if device.is_extrapolated else 0
     power = tables.profile.power
     return DeviceTotals(
@@ -237,7 +240,8 @@ def request_columns(
     Args:
         reasons: why a request failed, by the engine's numbers.
     """
-    head, ran, width = rows["head"], rows["servers"], rows["widths"]
+    head, ran = rows["head"], rows["servers"]
+    width = rows["widths"]
     is_passed = np.arange(ran.shape[1]) < head["length"][:, np.newaxis]
     return RequestColumns(
         request=head["id"],

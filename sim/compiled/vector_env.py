@@ -161,7 +161,7 @@ def step_clusters(
         else:
             observations[e] = 0.0
             decisions[e] = 0
-            server_masks[e], width_masks[e], hold_masks[e] = False, False, False
+            server_masks[e] = width_masks[e] = hold_masks[e] = False
 
 
 class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
@@ -203,7 +203,8 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self.single_action_space = gymnasium.spaces.MultiDiscrete(choices)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._program, self._plan, self._figures = program_of(cluster), plan, figures
+        self._program, self._plan = program_of(cluster), plan
+        self._figures = figures
         self._choices, self._groups = np.array(choices), np.array(config.groups, np.int64)
         self._waits_ns = np.array(waits.waits_ns, np.int64)
         self._runs = [self._run(0)] * num_envs
@@ -225,17 +226,17 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         seeds = [seed + e for e in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed: {len(seeds)} seeds for {self.num_envs} clusters; give one each, or a number")
-        chosen = np.ones(self.num_envs, np.bool_)
+        selected = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
-            chosen = np.asarray(options["reset_mask"])
-            if chosen.shape != (self.num_envs,) or chosen.dtype != np.bool_:
+            selected = np.asarray(options["reset_mask"])
+            if selected.shape != (self.num_envs,) or selected.dtype != np.bool_:
                 raise ValueError(
-                    f"options: reset_mask must be ({self.num_envs},) bool, got {chosen.shape} {chosen.dtype}"
+                    f"options: reset_mask must be ({self.num_envs},) bool, got {selected.shape} {selected.dtype}"
                 )
-        self._begin(chosen, seeds)
+        self._begin(selected, seeds)
         self._advance()
-        self._is_truncated &= ~chosen
-        return self._out.observations.copy(), self._infos(chosen)
+        self._is_truncated &= ~selected
+        return self._out.observations.copy(), self._infos(selected)
 
     def step(self, actions: Actions) -> tuple[Observations, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Decide in every cluster, and run each to its next decision."""
@@ -262,21 +263,21 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def _checked(self, actions: Any) -> Actions:
         """Raise `ValueError` for actions outside the space, naming the first."""
-        shape, given = (self.num_envs, len(self._choices)), np.asarray(actions)
+        shape, array = (self.num_envs, len(self._choices)), np.asarray(actions)
         allowed = f"actions must be {shape} of whole numbers, each from 0 and below {self._choices.tolist()}"
-        if given.shape != shape or given.dtype.kind not in "iu":
-            raise ValueError(f"{allowed}; found {given.shape} of {given.dtype}")
-        wrong = ((given < 0) | (given >= self._choices)).any(axis=1)
+        if array.shape != shape or array.dtype.kind not in "iu":
+            raise ValueError(f"{allowed}; found {array.shape} of {array.dtype}")
+        wrong = ((array < 0) | (array >= self._choices)).any(axis=1)
         if wrong.any():
             e = int(np.argmax(wrong))
-            raise ValueError(f"{allowed}; found {given[e].tolist()} for cluster {e}")
-        return np.ascontiguousarray(given, np.int64)
+            raise ValueError(f"{allowed}; found {array[e].tolist()} for cluster {e}")
+        return np.ascontiguousarray(array, np.int64)
 
     def _run(self, seed: int) -> RunRow:
         return RunRow(self._program, self._plan(seed), keeps=self._figures is not None)
 
-    def _begin(self, chosen: Bools, seeds: Sequence[int | None]) -> None:
-        for e in np.flatnonzero(chosen).tolist():
+    def _begin(self, selected: Bools, seeds: Sequence[int | None]) -> None:
+        for e in np.flatnonzero(selected).tolist():
             generator = self._generators[e]
             if generator is None or seeds[e] is not None:
                 generator = self._generators[e] = gymnasium.utils.seeding.np_random(seeds[e])[0]
@@ -318,12 +319,12 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         run.grow(status)
         self._place(e)
 
-    def _infos(self, wanted: Bools) -> dict[str, Any]:
+    def _infos(self, selected: Bools) -> dict[str, Any]:
         """Gather them from the wanted clusters as `VectorEnv._add_info` would."""
         out = self._out
-        due = wanted & (self._status == ASKED)
-        infos: dict[str, Any] = {"credits": self._credits(wanted), "replaced": out.replaced & wanted}
-        masks = {"credits": wanted.copy(), "replaced": wanted.copy()}
+        due = selected & (self._status == ASKED)
+        infos: dict[str, Any] = {"credits": self._credits(selected), "replaced": out.replaced & selected}
+        masks = {"credits": selected.copy(), "replaced": selected.copy()}
         if due.any():
             infos |= {"decision": np.where(due, out.decisions, 0)}
             infos |= {"server_mask": out.server_masks & due[:, None]}
@@ -333,13 +334,13 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 infos |= {"hold_mask": out.hold_masks & due[:, None]}
                 names.append("hold_mask")
             masks |= {key: due.copy() for key in names}
-        ended = wanted & (self._status == ENDED)
+        ended = selected & (self._status == ENDED)
         if ended.any():
-            infos |= {"figures": self._told(ended)}
+            infos |= {"figures": self._figures_of(ended)}
             masks |= {"figures": ended.copy()}
         return infos | {f"_{key}": mask for key, mask in masks.items()}
 
-    def _told(self, ended: Bools) -> dict[str, Any]:
+    def _figures_of(self, ended: Bools) -> dict[str, Any]:
         """Gather the figures of the clusters that have ended, as `VectorEnv._add_info` does."""
         info: dict[str, Any] = {}
         for e in np.flatnonzero(ended).tolist():
@@ -349,7 +350,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             info = self._add_info(info, figures, e)
         return info
 
-    def _credits(self, wanted: Bools) -> NDArray[np.object_]:
+    def _credits(self, selected: Bools) -> NDArray[np.object_]:
         """Return each wanted cluster's (decision id, reward) pairs; None for the others."""
         out = self._out
         is_one = np.arange(out.credits.shape[1]) < out.counts[:, None]
@@ -357,7 +358,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         ends = np.cumsum(out.counts).tolist()
         credits = np.full(self.num_envs, None, dtype=object)
         for e, (end, count) in enumerate(zip(ends, out.counts.tolist(), strict=True)):
-            if wanted[e]:
+            if selected[e]:
                 credits[e] = pairs[end - count : end]
         return credits
 
