@@ -175,8 +175,8 @@ class ValidationPlan:
     @property
     def hardware_runs(self) -> int:
         """How many there will be."""
-        given = self.section
-        pairs = len(given.seeds) * given.repeats * max(1, len(given.loads))
+        section = self.section
+        pairs = len(section.seeds) * section.repeats * max(1, len(section.loads))
         return len(self.routers) * (pairs + 1 if self.is_saturated else pairs)
 
     def pairs(self) -> list[PlannedPair]:
@@ -240,7 +240,7 @@ class Campaign:
         self.runs: list[ValidationRun] = []
         self._simulation = simulation
         self._hardware = hardware
-        self._earlier = {_key(run): run for run in finished}
+        self._earlier = {(run["kind"], run["router"], run["load"], run["seed"], run["repeat"]): run for run in finished}
         self._paired: dict[tuple[object, ...], Result] = {}
 
     def carry_out(self) -> Iterator[FinishedRun]:
@@ -291,11 +291,9 @@ class Campaign:
             ran = side(planned)
             if not ran[0]["images"]["completed"]:
                 where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
-                problem = f"{planned.router}: {where} served nothing in {self.plan.duration_s:g} s"
-                problem += (
-                    f" at {planned.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
-                )
-                raise WorkError(problem)
+                problem = f"{where} served nothing in {self.plan.duration_s:g} s at {planned.rate_img_s:g} images/s"
+                remedy = "give validate.duration_s more time, or see its failures"
+                raise WorkError(f"{planned.router}: {problem}; {remedy}")
             tries.append((planned, ran))
             rate_img_s, growth = planned.rate_img_s or 0.0, self._backlog_growth(ran[1])
             if GROWTH_OF_SATURATION <= growth <= _MAX_GROWTH:
@@ -307,7 +305,7 @@ class Campaign:
             if not low < guess < high:
                 guess = sqrt(low * high) if low else high / 2
             planned = replace(planned, rate_img_s=guess, scale=self.plan.scale_of(guess))
-        return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
+        return max(tries, key=lambda attempt: attempt[1][0]["throughput_img_s"])
 
     def _backlog_growth(self, record: RunRecord) -> float:
         """Return by how much the backlog grew over the window, as a share of what arrived in it."""
@@ -358,13 +356,13 @@ class Campaign:
             backlog_growth=growth,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
             background_load=None if load is None else BackgroundShares(programs=load.programs, stolen=load.stolen),
-            clocks=[_told(record, clock) for clock in record.clocks],
+            clocks=[_clock_row(record, clock) for clock in record.clocks],
         )
         self._keep(run)
         return FinishedRun(run, planned, record, paired_record if planned.repeat == 0 else None)
 
 
-def _told(record: RunRecord, clock: ServerClock) -> ClockRow:
+def _clock_row(record: RunRecord, clock: ServerClock) -> ClockRow:
     name = record.servers[clock.server].name
     return ClockRow(server=name, offset_s=clock.offset_ns / 1e9, error_s=clock.error_ns / 1e9, jumps=clock.jumps)
 
@@ -373,10 +371,6 @@ def _mean_of(slowdowns: Mapping[int, Changes], until_ns: int) -> float | None:
     return (
         sum(mean_slowdown(changes, until_ns) for changes in slowdowns.values()) / len(slowdowns) if slowdowns else None
     )
-
-
-def _key(run: ValidationRun) -> tuple[object, ...]:
-    return (run["kind"], run["router"], run["load"], run["seed"], run["repeat"])
 
 
 def _key_of(planned: PlannedRun) -> tuple[object, ...]:
