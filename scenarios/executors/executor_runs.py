@@ -294,7 +294,6 @@ def validate_runs(
     model: ModelFile | None,
     dataset: Dataset | None,
     plan: ValidationPlan,
-    routers: Sequence[str],
     *,
     made_in: Path | None = None,
     finished: Sequence[ValidationRun] = (),
@@ -306,7 +305,7 @@ def validate_runs(
     """
     calm = without_faults(world)
     observer = observer or RunObserver()
-    files = {display_name(router): router for router in routers}
+    files = {display_name(router): router for router in plan.section.routers}
     engine = engine_of(world, "auto", plan.hardware_runs, duration_s=plan.duration_s)
     engine = able_to_run(world, engine, lambda: world.run_spec(plan.section.seeds[0]), observer.say)
 

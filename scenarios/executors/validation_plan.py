@@ -240,7 +240,9 @@ class Campaign:
         self.runs: list[ValidationRun] = []
         self._simulation = simulation
         self._hardware = hardware
-        self._earlier = {(run["kind"], run["router"], run["load"], run["seed"], run["repeat"]): run for run in finished}
+        self._earlier: dict[tuple[object, ...], ValidationRun] = {
+            (run["kind"], run["router"], run["load"], run["seed"], run["repeat"]): run for run in finished
+        }
         self._paired: dict[tuple[object, ...], Result] = {}
 
     def carry_out(self) -> Iterator[FinishedRun]:

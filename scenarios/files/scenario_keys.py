@@ -198,9 +198,9 @@ class DeviceSection(StrictModel):
         if self.emulated is None:
             if "slowdown" in self.model_fields_set:
                 raise ValueError("slowdown is of an emulated device; leave it out, or name the profile: emulated")
-            ways = [name for name in _OF_A_GPU if getattr(self, name) != DeviceSection.model_fields[name].default]
-            if self.kind != "cuda" and ways:
-                raise ValueError(f"{', '.join(ways)}: of a GPU alone; leave it out, or give kind: cuda")
+            changed = [name for name in _OF_A_GPU if getattr(self, name) != DeviceSection.model_fields[name].default]
+            if self.kind != "cuda" and changed:
+                raise ValueError(f"{', '.join(changed)}: of a GPU alone; leave it out, or give kind: cuda")
             return self
         if others := sorted(self.model_fields_set - {"emulated", "slowdown", "cores"}):
             raise ValueError(f"an emulated device takes emulated, slowdown and cores; leave out {', '.join(others)}")
@@ -347,30 +347,30 @@ class ClusterSection(StrictModel):
     @model_validator(mode="after")
     def _in_racks(self) -> ClusterSection:
         """Every server stands in a rack that there is, and every rack has servers."""
-        named = () if self.servers == "auto" else self.servers
+        sections = () if self.servers == "auto" else self.servers
         unique(tuple(rack.name for rack in self.racks))
         racks = {rack.name: rack.count for rack in self.racks}
-        in_them = sum(server.count * racks.get(server.rack or "", 1) for server in named)
+        in_them = sum(server.count * racks.get(server.rack or "", 1) for server in sections)
         if (count := max(in_them, sum(racks.values()))) > MAX_SERVERS:  # a rack has one at least
             raise ValueError(f"these are {count} servers; allowed are {MAX_SERVERS}")
         unique(tuple(name for rack in self.racks for name in rack.names))
-        for server in named:
+        for server in sections:
             if (server.rack is not None or racks) and server.rack not in racks:
-                known = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
-                raise ValueError(f"{server.name}'s rack is {server.rack or 'missing'}; {known}")
+                remedy = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
+                raise ValueError(f"{server.name}'s rack is {server.rack or 'missing'}; {remedy}")
             if server.shares_device_with is not None and (server.count > 1 or racks):
                 raise ValueError(f"{server.name} shares a device; leave out its count and all racks")
-        if empty := sorted(set(racks) - {server.rack for server in named}):
+        if empty := sorted(set(racks) - {server.rack for server in sections}):
             raise ValueError(f"no server stands in {', '.join(empty)}; leave the rack out, or name it at its servers")
         return self
 
     @model_validator(mode="after")
     def _of_one_backend(self) -> ClusterSection:
         if self.backend == "local":
-            given = sorted({"address", "beyond_loopback"} & self.model_fields_set)
-            given += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
-            if given:
-                raise ValueError(f"{', '.join(given)}: only under backend: ray; say that, or leave it out")
+            misplaced = sorted({"address", "beyond_loopback"} & self.model_fields_set)
+            misplaced += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
+            if misplaced:
+                raise ValueError(f"{', '.join(misplaced)}: only under backend: ray; say that, or leave it out")
         elif shares := [each.name for each in self.named_servers if each.device and each.device.sm_percent]:
             raise ValueError(f"{', '.join(shares)}: sm_percent is given by this host alone; leave it out under ray")
         elif self.servers == "auto":
@@ -417,18 +417,18 @@ def _one_by_one(
     servers: tuple[ServerSection, ...], racks: tuple[RackSection, ...]
 ) -> tuple[tuple[int, ServerSection], ...]:
     """Those of a rack together."""
-    each = [
+    numbered = [
         (section, server.model_copy(update={"name": f"{server.name}{suffix}", "count": 1}))
         for section, server in enumerate(servers)
         for suffix in ([f"-{number}" for number in range(server.count)] if server.count > 1 else [""])
     ]
-    placed = [(section, server) for section, server in each if server.rack is None]
+    placed = [(section, server) for section, server in numbered if server.rack is None]
     for rack in racks:
         for name in rack.names:
             prefix = f"{name}-" if rack.count > 1 else ""
             placed += [
                 (section, server.model_copy(update={"name": f"{prefix}{server.name}", "rack": name}))
-                for section, server in each
+                for section, server in numbered
                 if server.rack == rack.name
             ]
     return tuple(placed)
@@ -732,11 +732,11 @@ class PoisonedFault(StrictModel):
 
 def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values; raises `ValueError` where one is given twice."""
-    seen: set[Any] = set()
+    earlier: set[Any] = set()
     for value in values:
-        if value in seen:
+        if value in earlier:
             raise ValueError(f"{value!r:.80} is given twice; name each once")
-        seen.add(value)
+        earlier.add(value)
     return values
 
 
@@ -936,8 +936,8 @@ class SloSection(StrictModel):
         goals = [Goals(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
                        self.energy_weight)]  # fmt: skip
         for goal in self.schedule:
-            given = {name: getattr(goal, name) for name in ("at_s", "floor", "p99_limit_s", "energy_weight")}
-            goals.append(goals[-1]._replace(**{name: value for name, value in given.items() if value is not None}))
+            changes = {name: getattr(goal, name) for name in ("at_s", "floor", "p99_limit_s", "energy_weight")}
+            goals.append(goals[-1]._replace(**{name: value for name, value in changes.items() if value is not None}))
         return tuple(goals)
 
     @model_validator(mode="after")
