@@ -131,11 +131,9 @@ def span(duration_s: float) -> str:
     seconds = round(duration_s)
     if seconds < 60:
         return f"{seconds if seconds >= 10 else round(duration_s, 1):g} s"
-    big, small, units = (
-        (*divmod(seconds, 60), "min s") if seconds < 3600 else (*divmod(round(seconds / 60), 60), "h min")
-    )
-    big_unit, small_unit = units.split()
-    return f"{big} {big_unit}" + (f" {small} {small_unit}" if small else "")
+    units = ("min", "s") if seconds < 3600 else ("h", "min")
+    big, small = divmod(seconds if seconds < 3600 else round(seconds / 60), 60)
+    return f"{big} {units[0]}" + (f" {small} {units[1]}" if small else "")
 
 
 # ----------------------------------------------------------------------------------------------- the check of a profile
@@ -213,11 +211,11 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
 
 def announced_check(profile: Profile, points: int, seconds: float) -> str:
     """Describe what will be measured, and about how long it takes."""
-    needed_s = estimated_s(profile, points) + seconds + 2 * START_S[profile.device.kind]
+    expected_s = estimated_s(profile, points) + seconds + 2 * START_S[profile.device.kind]
     numbers = numbers_of(profile, points)
     sets = ", ".join(f"{number} sets ({metric})" for metric, number in numbers.items() if metric != SOLO_ERROR)
     runs = f"{RUNS} open-loop runs of {seconds / RUNS:g} s"
-    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}, {runs}; about {span(needed_s)}"
+    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}, {runs}; about {span(expected_s)}"
 
 
 # ------------------------------------------------------------------------------------------------------- the metrics

@@ -47,9 +47,9 @@ def chosen_devices(name: str | None) -> list[tuple[str, DeviceSpec]]:
         if name in (device_name, device_name.partition(":")[0])
     ]
     if not matches:
-        why = why_unseen() if name.startswith("cuda") and not torch.cuda.is_available() else ""
+        reason = why_unseen() if name.startswith("cuda") and not torch.cuda.is_available() else ""
         allowed = f"allowed are {', '.join(by_name)}"
-        raise InputError("--device", "", f"no device {name!r} here{f' ({why})' if why else ''}; {allowed}")
+        raise InputError("--device", "", f"no device {name!r} here{f' ({reason})' if reason else ''}; {allowed}")
     return matches
 
 
@@ -66,9 +66,9 @@ def why_unseen() -> str:
         facts = board_facts(nvml, handle_of(nvml, "0")) if boards else {}
     except RefusedError as refused:
         return f"NVIDIA's library says: {refused}"
-    serves = (version // 1000, version % 1000 // 10)
+    cuda_version = (version // 1000, version % 1000 // 10)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return unseen(boards, driver, serves, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
+    return unseen(boards, driver, cuda_version, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
 
 
 def require_free(index: int, source: str, key: str) -> None:

@@ -94,14 +94,14 @@ def on_own_cores(servers: Sequence[HardwareServer], cores: Sequence[int]) -> lis
     Args:
         cores: of this machine.
     """
-    bare = [server.name for server in servers if not server.device.cores]
+    unpinned = [server.name for server in servers if not server.device.cores]
     pinned = {core for server in servers for core in server.device.cores}
     free = [core for core in cores if core not in pinned][1:]
-    share = len(free) // max(1, len(bare))
-    roams = any(server.name in bare and server.device.physical[0] != "cuda" for server in servers)
-    if roams or share < LANES_CORES:
+    share = len(free) // max(1, len(unpinned))
+    has_unpinned_cpu = any(server.name in unpinned and server.device.physical[0] != "cuda" for server in servers)
+    if has_unpinned_cpu or share < LANES_CORES:
         return [*servers]
-    parts = {name: tuple(free[share * index : share * (index + 1)]) for index, name in enumerate(bare)}
+    parts = {name: tuple(free[share * index : share * (index + 1)]) for index, name in enumerate(unpinned)}
     return [
         replace(server, device=replace(server.device, cores=parts.get(server.name, server.device.cores)))
         for server in servers
@@ -137,7 +137,9 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
         cluster = HardwareCluster(
             model if model is not None else served_of(world),
             servers,
-            warm_batches=(1,) if is_urgent else warm_batches(max(s.knobs.batch_limit for s in world.cluster.servers)),
+            warm_batches=(1,)
+            if is_urgent
+            else warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
             supervision=world.cluster.supervision,
             largest_block=world.cluster.router.groups[-1],
             carrier=carrier,
@@ -303,14 +305,14 @@ def validate_runs(
 
     `made_in` is the folder of the run that makes the scenario's own routers.
     """
-    calm = without_faults(world)
+    faultless = without_faults(world)
     observer = observer or RunObserver()
     files = {display_name(router): router for router in plan.section.routers}
     engine = engine_of(world, "auto", plan.hardware_runs, duration_s=plan.duration_s)
     engine = able_to_run(world, engine, lambda: world.run_spec(plan.section.seeds[0]), observer.say)
 
     def world_of(planned: PlannedRun) -> World:
-        return calm if planned.is_calm else world
+        return faultless if planned.is_calm else world
 
     def simulate(planned: PlannedRun) -> Ran:
         """Simulate with the slowdowns of its hardware run, if they are known: see
@@ -349,8 +351,8 @@ def validate_runs(
                 end=_end_of(planned),
                 image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
             )
-            named = observer.of(f"{planned.router}, {planned.place}")
-            return run_on_hardware(world_of(planned), cluster, dataset, run, named, drained)
+            run_observer = observer.of(f"{planned.router}, {planned.place}")
+            return run_on_hardware(world_of(planned), cluster, dataset, run, run_observer, drained)
 
         yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 

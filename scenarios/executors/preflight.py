@@ -160,42 +160,42 @@ def require_caps(scenario: Scenario, model: Servable) -> None:
         InputError: a cap does not, or the network has no such instance.
     """
     servers = {section.name: section for section in scenario.cluster.named_servers}
-    everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
+    instances = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
     measured: dict[DeviceSpec, int] = {}
     for index, section in scenario.cluster.numbered_servers:
         knobs = scenario.cluster.greedy_of(section)
         owner = servers[section.shares_device_with or section.name]
         profile_name = owner.known_profile
         with naming_servers(scenario):
-            _require_instances(knobs, everything, scenario.name, f"cluster.servers.{index}")
+            _require_instances(knobs, instances, scenario.name, f"cluster.servers.{index}")
         cap_gb, key = knobs.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
         if cap_gb is None and profile_name is None and owner.device is not None:
             cap_gb, key = owner.device.vram_gb, f"cluster.servers.{index}.device.vram_gb"
         if cap_gb is None:
             continue
-        preload = {"all": everything, "none": ()}[knobs.preload] if isinstance(knobs.preload, str) else knobs.preload
-        loaded = [instance for instance in everything if instance in preload]
+        preload = {"all": instances, "none": ()}[knobs.preload] if isinstance(knobs.preload, str) else knobs.preload
+        loaded = [instance for instance in instances if instance in preload]
         if profile_name is not None:
             memory = read_profile(profile_file(profile_name)).memory
-            context = memory.context_bytes
+            context_size = memory.context_bytes
             weights_bytes = sum(each.vram_bytes for each in memory.instances if (each.segment, each.width) in loaded)
         else:
             device = device_of(section, scenario.cluster.named_servers)
-            context = measured[device] = measured.get(device) or context_bytes(device)
+            context_size = measured[device] = measured.get(device) or context_bytes(device)
             weights_bytes = sum(model.instance_bytes(*instance, device.torch_dtype.itemsize) for instance in loaded)
             if knobs.vram_cap_gb is None:  # calibration loads each of them
-                largest = max(model.instance_bytes(*instance, device.torch_dtype.itemsize) for instance in everything)
+                largest = max(model.instance_bytes(*instance, device.torch_dtype.itemsize) for instance in instances)
                 weights_bytes = max(weights_bytes, largest)
-        if context + weights_bytes > cap_gb * GB:
-            parts = f"{context / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to load"
+        if context_size + weights_bytes > cap_gb * GB:
+            parts = f"{context_size / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to load"
             problem = f"{cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
             raise InputError(scenario.name, f"{key} ({section.name})", f"{problem}; raise it, or leave it out")
 
 
-def _require_instances(given: GreedySection, everything: Sequence[tuple[int, float]], source: str, server: str) -> None:
-    for pair in () if isinstance(given.preload, str) else given.preload:
-        if pair not in everything:
-            allowed = f"segments 1 to {everything[-1][0]} at widths {sorted({width for _, width in everything})}"
+def _require_instances(knobs: GreedySection, instances: Sequence[tuple[int, float]], source: str, server: str) -> None:
+    for pair in () if isinstance(knobs.preload, str) else knobs.preload:
+        if pair not in instances:
+            allowed = f"segments 1 to {instances[-1][0]} at widths {sorted({width for _, width in instances})}"
             raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
 
 
@@ -256,7 +256,7 @@ def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) 
     A CPU's servers share the machine's, and their processes take some of it themselves.
     """
     sections = scenario.cluster.named_servers
-    on_device: dict[str, dict[str, int]] = {}
+    caps_by_device: dict[str, dict[str, int]] = {}
     limits: dict[str, int] = {}
     for index, section in scenario.cluster.numbered_servers:
         if section.name not in caps or section.emulated is not None or not is_here(section):
@@ -269,10 +269,10 @@ def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) 
             remedy = "lower vram_cap_gb, or give the device more (device.vram_gb)"
             raise InputError(scenario.name, f"cluster.servers.{index}.greedy.vram_cap_gb", f"{problem}; {remedy}")
         name = MACHINE if device.kind == "cpu" else f"cuda:{device.index}"
-        on_device.setdefault(name, {})[section.name] = cap_bytes
+        caps_by_device.setdefault(name, {})[section.name] = cap_bytes
         limits[name] = memory_bytes(device)
-    for name, of_servers in on_device.items():
-        _require_room(name, of_servers, limits[name], scenario.name)
+    for name, device_caps in caps_by_device.items():
+        _require_room(name, device_caps, limits[name], scenario.name)
 
 
 def _require_room(device: str, caps: Mapping[str, int], limit_bytes: int, source: str) -> None:
@@ -307,14 +307,14 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None)
     Raises:
         WorkError: an agent could not be started, or a link fails.
     """
-    every = list(dict.fromkeys([hosts.here, *names]))
+    all_hosts = list(dict.fromkeys([hosts.here, *names]))
     emulation = Emulation(read_profile(profile_file(_PLAYED)).to_yaml(), 1)
     device = playing(emulation, "none", DeviceSection(emulated=_PLAYED))
-    with closing(RayHosts(hosts.cluster, every)) as carrier, ExitStack() as stack:
-        carrier.arenas(len(every), 2 * SIZES[-1])
+    with closing(RayHosts(hosts.cluster, all_hosts)) as carrier, ExitStack() as stack:
+        carrier.arenas(len(all_hosts), 2 * SIZES[-1])
         agents = [
             carrier.start(index, AgentSpec(f"link-{host}", EmulatedOutfit(device, (), index)))
-            for index, host in enumerate(every)
+            for index, host in enumerate(all_hosts)
         ]
         for agent in agents:
             stack.callback(agent.close)
@@ -322,15 +322,15 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None)
             agent.wait_until_ready()
             agent.find_offset()
         links = []
-        for source, agent in zip(every, agents, strict=True):
-            for index, destination in enumerate(every):
-                if source == destination and len(every) > 1:
+        for source, agent in zip(all_hosts, agents, strict=True):
+            for index, destination in enumerate(all_hosts):
+                if source == destination and len(all_hosts) > 1:
                     continue
                 say(f"links: {source} to {destination}")
                 links.append(_link(source, agent, index, destination, agents[index].address))
         clocks = tuple(
             HostClock(host, agent.offset.offset_ns / 1e9, agent.offset.error_ns / 1e9)
-            for host, agent in zip(every, agents, strict=True)
+            for host, agent in zip(all_hosts, agents, strict=True)
         )
     return ClusterMeasurements(clocks, tuple(links))
 
@@ -383,8 +383,10 @@ def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]
         free = f"{facts.disk_free_bytes / GB:.2f} GB of disk are free, the model has {model_bytes / GB:.2f}"
         problems.append(f"{free}; make room there, or set XDG_CACHE_HOME")
     if facts.niceness > 0:
-        nice = f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
-        problems.append(f"{nice}; start its node with RAY_worker_niceness=0")
+        problem = (
+            f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
+        )
+        problems.append(f"{problem}; start its node with RAY_worker_niceness=0")
     return problems
 
 

@@ -127,13 +127,13 @@ class _DeviceRun:
         usual_slowdown = 1.0 if usual is None else usual.mean_factor
         self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
         self.own_slowdown = self.slowdown if self._tables.profile.is_on_cores else 1.0  # of an agent there
-        every = sorted(
+        batches = sorted(
             (each for each in record.batches if each.server in self.servers), key=lambda each: each.started_ns
         )
         self._after_ns = int(WARMUP_S * NS_PER_S)
-        self._batches = [batch for batch in every if batch.commanded_ns >= self._after_ns]
-        self._starts_ns = np.array([batch.started_ns for batch in every], np.int64)
-        self._ends_ns = np.sort(np.array([batch.forward_ended_ns for batch in every], np.int64))
+        self._batches = [batch for batch in batches if batch.commanded_ns >= self._after_ns]
+        self._starts_ns = np.array([batch.started_ns for batch in batches], np.int64)
+        self._ends_ns = np.sort(np.array([batch.forward_ended_ns for batch in batches], np.int64))
 
     def running(self, at_ns: int) -> int:
         """Return how many passes run at that time."""

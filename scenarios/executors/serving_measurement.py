@@ -264,12 +264,12 @@ def _apart(world: World, run: ServedRun) -> Apart:
         world, world.router(ROUTER), ROUTER, run.result["seed"], duration_s=RUN_S, warmup_s=WARMUP_S, scale=run.scale,
         slowdowns=observed_slowdowns(run.record, world.cluster.devices, owners),
     )  # fmt: skip
-    ours, theirs = simulated["stages_s"], run.result["stages_s"]
+    simulated_stages, measured_stages = simulated["stages_s"], run.result["stages_s"]
     latency_s, measured_s = simulated["latency_s"]["mean"], run.result["latency_s"]["mean"]
-    if ours is None or theirs is None or latency_s is None or measured_s is None:
+    if simulated_stages is None or measured_stages is None or latency_s is None or measured_s is None:
         raise WorkError(f"nothing was served in {RUN_S:g} s at {run.rate_img_s:.3g} images/s")
-    stage = max(STAGES, key=lambda name: abs(ours[name] - theirs[name]))
-    return Apart(run.rate_img_s, latency_s, measured_s, stage, ours[stage], theirs[stage])
+    stage = max(STAGES, key=lambda name: abs(simulated_stages[name] - measured_stages[name]))
+    return Apart(run.rate_img_s, latency_s, measured_s, stage, simulated_stages[stage], measured_stages[stage])
 
 
 def paired_world(world: World, costs: ServingCosts) -> World:

@@ -69,8 +69,8 @@ def _changes(readings: Sequence[tuple[int, float]], profile: Profile) -> Changes
     if slowdown is None or not slowdown.reference_s or len(readings) < SMOOTHED:
         return ()
     times = np.asarray([at for at, _ in readings], dtype=np.float64)
-    slow = np.asarray([read_s for _, read_s in readings]) / slowdown.reference_s
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(slow, SMOOTHED // 2, mode="edge"), SMOOTHED)
+    slowdowns = np.asarray([read_s for _, read_s in readings]) / slowdown.reference_s
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(slowdowns, SMOOTHED // 2, mode="edge"), SMOOTHED)
     factors = np.clip(np.median(windows, axis=1) ** slowdown.reference_exponent, FASTEST, SLOWEST)
     starts = np.concatenate([[0.0], (times[1:] + times[:-1]) / 2])
     return tuple((int(start), float(factor)) for start, factor in zip(starts, factors, strict=True))
@@ -111,8 +111,8 @@ class PlannedRun:
     @property
     def place(self) -> str:
         """Which of its router's runs it is, in words."""
-        at = self.kind if self.kind != "pair" else "" if self.load is None else f"load {self.load:g}"
-        return ", ".join(filter(None, [at, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
+        measure = self.kind if self.kind != "pair" else "" if self.load is None else f"load {self.load:g}"
+        return ", ".join(filter(None, [measure, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
 
 
 class PlannedPair(NamedTuple):
@@ -192,12 +192,12 @@ class ValidationPlan:
         """Return runs in the order of an undisturbed campaign, so that a run made again has its place."""
         kinds: tuple[Kind, ...] = ("saturated", "pair")
 
-        def place(run: ValidationRun) -> tuple[int, ...]:
+        def position(run: ValidationRun) -> tuple[int, ...]:
             load = 0 if run["load"] is None else self.section.loads.index(run["load"])
             seed, router = self.section.seeds.index(run["seed"]), self.routers.index(run["router"])
             return kinds.index(run["kind"]), run["repeat"], seed, load, router
 
-        return sorted(runs, key=place)
+        return sorted(runs, key=position)
 
 
 def require_plan(scenario: Scenario, section: ValidateSection) -> tuple[float, float]:
@@ -312,11 +312,11 @@ class Campaign:
     def _backlog_growth(self, record: RunRecord) -> float:
         """Return by how much the backlog grew over the window, as a share of what arrived in it."""
         start_ns, end_ns = self.plan.warmup_s * NS_PER_S, self.plan.duration_s * NS_PER_S
-        came = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
-        went = sum(
+        arrived = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
+        finished = sum(
             request.status != "in_flight" and start_ns < request.finished_ns <= end_ns for request in record.requests
         )
-        return (came - went) / came if came else 0.0
+        return (arrived - finished) / arrived if arrived else 0.0
 
     # ----------------------------------------------------------------------------------------------------- one run
 

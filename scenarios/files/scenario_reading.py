@@ -174,7 +174,7 @@ def _check_emulation(
 
 
 def _check_profiles(scenario: Scenario, source: str) -> Profile | None:
-    """Profiles can be read, are of one network, and cover what their servers ask of them; returns the first."""
+    """Check that profiles are readable, of one network, and cover what servers ask of them; returns the first."""
     first: tuple[str, Profile] | None = None
     for index, server in scenario.cluster.numbered_servers:
         if server.known_profile is None:

@@ -133,10 +133,10 @@ def engine_to_go_on(run: Run, world: World, quicker: Simulator) -> Simulator:
 def _fingerprint(run: Run, world: World, engine: Simulator) -> str:
     section = run.scenario.compare
     shape = (run.scenario.duration_s, run.scenario.warmup_s, run.scenario.training.deterministic, engine)
-    promised = Slo.of(run.scenario)
+    slo = Slo.of(run.scenario)
     return run.fingerprint(
         *run.world_parts(), *run.router_parts(section.routers), section.seeds, shape, RESULTS, RECORDS_FORM,
-        promised.floor, run.scenario.slo.model_dump(mode="json"),
+        slo.floor, run.scenario.slo.model_dump(mode="json"),
         *world.decision_parts([display_name(router) for router in section.routers]), dict(world.dials),
     )  # fmt: skip
 

@@ -152,15 +152,15 @@ def train_model(run: Run, fingerprint: str) -> list[Path]:
     network, folder = run.network, run.folder
     assert network is not None, "asked for by the caller"
     knobs = training_knobs(run.scenario)
-    work = folder / "training" / f"model-{fingerprint[:12]}"
-    checkpoint = work.with_suffix(".safetensors")
+    log_path = folder / "training" / f"model-{fingerprint[:12]}"
+    checkpoint = log_path.with_suffix(".safetensors")
     data = load_dataset(run.scenario.model.dataset)
     with own_code(network), Progress("train the network", None, unit="step", quiet=run.quiet) as progress:
 
         def on_step(done: int, steps: int) -> None:
             progress.set(done, steps)
 
-        task = partial(trained, network, data, knobs, checkpoint, work)
+        task = partial(trained, network, data, knobs, checkpoint, log_path)
         model = network.build()
         model.load_state_dict(load(runner_for(knobs.device)(task, on_step)))
     metadata = {"dataset": data.name, "training": json.dumps(asdict(knobs), sort_keys=True)}

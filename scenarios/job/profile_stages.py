@@ -221,8 +221,8 @@ def with_decision_times(run: Run, world: World, routers: Sequence[str]) -> World
     """Return the world in which each of these routers' decisions take their time measured here, if that is known."""
     if world.scenario.router.decision_s != "measured" or all(profile.router_host is None for profile in world.profiles):
         return world  # the user's own word, or costs that `random` is not part of
-    noted = run.folder.environments.get("serving")  # if this folder's own stage has measured what serving costs
-    is_here = noted is not None and _machine_of(noted) == _machine_of(run.environment)
+    recorded = run.folder.environments.get("serving")  # if this folder's own stage has measured what serving costs
+    is_here = recorded is not None and _machine_of(recorded) == _machine_of(run.environment)
     times = {}
     for router in dict.fromkeys(routers):
         name = display_name(router)

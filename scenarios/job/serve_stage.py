@@ -81,7 +81,7 @@ class ModelOrders:
         self.world = self._first = world
         self._run, self._journal = run, journal
         self._serving = run.model_to_serve
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="new-model")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="new-model")
         self._read: Future[Candidate] | None = None
         self._rolls = False
 
@@ -93,7 +93,7 @@ class ModelOrders:
     def ask(self, path: Path, router: str, floor: float) -> None:
         """Have it serve from some moment on, with this router; `floor` is asked for at present."""
         self._run.say(f"serve: reads {path}")
-        self._read = self._hands.submit(self._candidate, path, router, floor)
+        self._read = self._reader.submit(self._candidate, path, router, floor)
 
     def orders(self, cluster: HardwareCluster, door: Ingress) -> Iterator[NewModel]:
         """Yield the model that was read, for a cluster, and notify clients; report and ignore one that can't serve."""
@@ -106,7 +106,7 @@ class ModelOrders:
             self._failed(str(error))
             return
 
-        def took_over() -> None:
+        def on_taken_over() -> None:
             self._rolls = False
             self._serving, self.world = candidate.file, candidate.world
             door.serve_model(candidate.version, top1)
@@ -116,7 +116,7 @@ class ModelOrders:
         self._rolls = True
         self._run.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
         starts, top1 = cluster.starts_of(candidate.file), candidate.world.cluster.router.top1
-        yield NewModel(starts, candidate.policy, top1, took_over, self._failed)
+        yield NewModel(starts, candidate.policy, top1, on_taken_over, self._failed)
 
     def _failed(self, reason: str) -> None:
         self._rolls = False
@@ -269,11 +269,11 @@ def _served(run: Run, world: World, slots: int) -> Served:
     top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
     classes = tuple(
         RequestClass(
-            of.name if of else "",
+            section.name if section else "",
             inf if deadline_s is None else deadline_s,
-            inf if of is None or of.p99_limit_s is None else of.p99_limit_s,
+            inf if section is None or section.p99_limit_s is None else section.p99_limit_s,
         )
-        for of, deadline_s in zip(run.scenario.classes or [None], run.scenario.deadlines_s, strict=True)
+        for section, deadline_s in zip(run.scenario.classes or [None], run.scenario.deadlines_s, strict=True)
     )
     if model is None:
         network = served_of(world)

@@ -62,8 +62,8 @@ def validate(run: Run, world: World) -> ValidationDocument:
     settings = section.model_dump(mode="json", exclude={"routers", "go_on"})  # resuming keeps what is finished
     shape = (settings, run.scenario.duration_s, run.scenario.warmup_s, run.scenario.training.deterministic)
     slo = run.scenario.slo.model_dump(mode="json")
-    charged = world.decision_parts([display_name(router) for router in section.routers])
-    parts = (*run.world_parts(), *run.router_parts(section.routers), shape, *run.served_parts, *charged, slo)
+    decision_parts = world.decision_parts([display_name(router) for router in section.routers])
+    parts = (*run.world_parts(), *run.router_parts(section.routers), shape, *run.served_parts, *decision_parts, slo)
     fingerprint = run.fingerprint(*parts)
     target = run.folder / "validation.json"
 
@@ -159,9 +159,9 @@ def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: st
         keys = (PlannedPair(run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
         predictions = predictions_of(run, world, plan, [*dict.fromkeys(keys)], predicted)
     validation = validate_results(plan.in_order(runs), world.power_provenance, predictions)
-    if far := far_runs(plan.in_order(runs)):
+    if apart := far_runs(plan.in_order(runs)):
         path = str(memo.path.relative_to(folder.path))
-        validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=path)
+        validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=apart, kept=path)
     return validation
 
 

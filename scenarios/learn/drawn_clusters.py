@@ -277,12 +277,12 @@ def slope_of(pair: Pair) -> float:
 
 def cost_at(pair: Pair, accuracy: float) -> float:
     """Return what a router costs at an accuracy, between its two runs or beyond them."""
-    accurate, quick = pair
-    above, below = (accuracy - accurate.accuracy) / POINT, (quick.accuracy - accuracy) / POINT
+    accurate, fast = pair
+    above, below = (accuracy - accurate.accuracy) / POINT, (fast.accuracy - accuracy) / POINT
     slope = slope_of(pair)
     if above > below:
         return cost_of(accurate) + slope * above + BEYOND * max(0.0, above - NEAR)
-    return cost_of(quick) - slope * below + BEYOND * max(0.0, below - NEAR)
+    return cost_of(fast) - slope * below + BEYOND * max(0.0, below - NEAR)
 
 
 @dataclass(frozen=True)

@@ -132,10 +132,10 @@ def loss_of(
     ratio, better = log_ratio.exp(), torch.from_numpy(advantage)
     gain = torch.minimum(ratio * better, ratio.clamp(1 - knobs.clip, 1 + knobs.clip) * better)
     divergence, is_clipped = (ratio - 1 - log_ratio).detach(), ((ratio - 1).abs() > knobs.clip).float()
-    missed = 0.5 * (torch.from_numpy(decisions.reward) - value).square()
+    value_error = 0.5 * (torch.from_numpy(decisions.reward) - value).square()
     entropies = [-(each.exp() * each).sum(1) for each in chances]
     share = torch.from_numpy(decisions.images / decisions.images.sum())
-    figures = torch.stack([-gain, missed, divergence, is_clipped, *entropies]) @ share
+    figures = torch.stack([-gain, value_error, divergence, is_clipped, *entropies]) @ share
     loss = figures[0] + knobs.value_weight * figures[1] - knobs.entropy_weight * figures[4:].sum()
     return loss, figures.detach()
 
@@ -213,8 +213,8 @@ class Trainer:
             decisions = self.progress["decisions"]
             if decisions >= self.knobs.decisions:
                 return None
-            before, most = rollouts.decisions, min(self.knobs.decisions - decisions, self.knobs.batch - complete)
-            parts.append(rollouts.collect(weights, exploration(self.knobs, decisions), most))
+            before, limit = rollouts.decisions, min(self.knobs.decisions - decisions, self.knobs.batch - complete)
+            parts.append(rollouts.collect(weights, exploration(self.knobs, decisions), limit))
             complete += len(parts[-1])
             self.progress["decisions"] += rollouts.decisions - before
             self.progress["episodes"] = rollouts.episodes

@@ -176,19 +176,21 @@ def _of_module(layers: nn.Sequential, spec: PolicySpec, deterministic: bool) -> 
             expected = module(observations).numpy()
     except (RuntimeError, TypeError, ValueError) as error:
         first = next((part.in_features for part in parts if isinstance(part, nn.Linear)), observations.shape[1])
-        why = (
+        reason = (
             f"{str(error).splitlines()[0]:.200}"
             if first == observations.shape[1]
             else f"the first Linear takes {first}"
         )
-        raise InputError("layers", "", f"do not take observations of {observations.shape[1]} numbers: {why}") from None
+        raise InputError(
+            "layers", "", f"do not take observations of {observations.shape[1]} numbers: {reason}"
+        ) from None
     spec = replace(spec, activation=next(iter(activations), TANH))
     router = PPORouter(spec, _tensors(folded, spec), deterministic=deterministic)
     logits = np.array([router.logits(each.numpy().astype(np.float32)) for each in observations])
-    apart = float(np.abs(logits - expected).max())
-    if not apart <= NEAR * max(1.0, float(np.abs(expected).max())):
+    difference = float(np.abs(logits - expected).max())
+    if not difference <= NEAR * max(1.0, float(np.abs(expected).max())):
         names = ", ".join(dict.fromkeys(type(part).__name__ for part in parts if type(part) not in (nn.Linear, *kinds)))
-        problem = f"give other logits than a router of them, by up to {apart:.3g}"
+        problem = f"give other logits than a router of them, by up to {difference:.3g}"
         remedy = "a router has Linear, one of Tanh and ReLU after each but the last, and besides what is affine"
         raise InputError("layers", "", f"{problem}; {remedy} (input scaling, say); look at: {names or 'forward hooks'}")
     return router
@@ -242,8 +244,10 @@ def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
     if [(weight.shape, bias.shape) for weight, bias in zip(weights, biases, strict=True)] != expected:
         shapes = ", ".join(f"{weight.shape} and {bias.shape}" for weight, bias in zip(weights, biases, strict=True))
         outputs = f"{sizes[-1]} outputs ({'+'.join(map(str, spec.head_sizes))})"
-        wants = f"the first takes {sizes[0]} inputs, the last gives {outputs}, each takes what the one before gives"
-        problem = f"weights and biases of shapes {shapes or 'none'}; {wants}, weights are (outputs, inputs)"
+        shapes_expected = (
+            f"the first takes {sizes[0]} inputs, the last gives {outputs}, each takes what the one before gives"
+        )
+        problem = f"weights and biases of shapes {shapes or 'none'}; {shapes_expected}, weights are (outputs, inputs)"
         raise InputError("layers", "", problem)
     if not all((np.abs(each) <= checkpoint.MOST).all() for each in (*weights, *biases)):
         raise InputError("layers", "", f"hold numbers that are not finite, or beyond {checkpoint.MOST:g}; train anew")

@@ -67,11 +67,11 @@ def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
 def _making(tuned: Tuned, world: World) -> dict[str, Any]:
     knobs = tuned.knobs
     load = with_paths(world.scenario, lambda path: Path(path).name)  # files by their names alone
-    had_to_serve = {"workload", "faults", "duration_s"}
+    keys = {"workload", "faults", "duration_s"}
     return {
         "devices": list(world.device_names),
         "deciding": deciding_in(world.cluster),
-        "load": load.model_dump(mode="json", include=had_to_serve, exclude_defaults=True),
+        "load": load.model_dump(mode="json", include=keys, exclude_defaults=True),
         "floor": knobs.floor,
         **({"class_floors": knobs.class_floors} if knobs.class_floors else {}),
         "decisions": tuned.spent.search,
@@ -98,11 +98,13 @@ def tuned_text(tuned: Tuned) -> str:
     knobs, figures = tuned.knobs, tuned.figures
     beware = ""
     final = next(each for each in tuned.final_scores if each.finalist is tuned.winner)
-    others = final.figures.accuracy
+    accuracy_elsewhere = final.figures.accuracy
     if knobs.class_floors and final.lacking > LOW / POINT:
         beware = f"\nbeware: on runs that tuning did not see a class is {final.lacking:.2f} points below its floor"
-    elif not knobs.class_floors and others < knobs.floor - LOW:
-        beware = f"\nbeware: on runs that tuning did not see it has {100 * others:.2f} %, below the floor of "
+    elif not knobs.class_floors and accuracy_elsewhere < knobs.floor - LOW:
+        beware = (
+            f"\nbeware: on runs that tuning did not see it has {100 * accuracy_elsewhere:.2f} %, below the floor of "
+        )
         beware += f"{100 * knobs.floor:g} %; set the floor on more runs (tuning.matching_runs)"
     if figures.unserved > LIMIT:
         beware += f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"

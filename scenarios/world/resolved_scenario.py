@@ -142,7 +142,9 @@ class World:
         """Each server's; one that is slowed down is another device to a router."""
         slowdowns = [profile.device.emulated_slowdown or 1.0 for profile in self.profiles]
         names = [profile.device.name for profile in self.profiles]
-        return tuple(f"{name} x{k:g}" if k > 1 else name for name, k in zip(names, slowdowns, strict=True))
+        return tuple(
+            f"{name} x{slowdown:g}" if slowdown > 1 else name for name, slowdown in zip(names, slowdowns, strict=True)
+        )
 
     @property
     def emulated_slowdowns(self) -> tuple[float, ...]:
@@ -316,7 +318,7 @@ class World:
         if not sets or all(mask[widths.index(nest[-1])] for mask in sets[server] for nest in nests):
             return ()
         held_widths = [[width for width, is_in in zip(widths, mask, strict=True) if is_in] for mask in sets[server]]
-        return tuple(tuple(max(of) for nest in nests if (of := set(nest) & set(each))) for each in held_widths)
+        return tuple(tuple(max(common) for nest in nests if (common := set(nest) & set(each))) for each in held_widths)
 
     def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:
         """Make a fresh router by name (`scenarios.files.router_files`).
@@ -391,8 +393,8 @@ def faults_of(
                 faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
             case _:
                 check_fault_server(fault.server, servers, scenario.name, index)
-                if (met := shifted(fault, start_s)) is not None:
-                    faults.append(met.planned(servers.index(fault.server)))
+                if (shifted_fault := shifted(fault, start_s)) is not None:
+                    faults.append(shifted_fault.planned(servers.index(fault.server)))
     return tuple(faults)
 
 

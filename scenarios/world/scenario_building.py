@@ -106,10 +106,8 @@ def _require_reachable(scenario: Scenario, world: World) -> None:
     goals = scenario.slo.goals(scenario.tuning.floor)
     config, tuples = world.cluster.router, world.held_top1
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
-    of_all = [
-        (f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)
-    ]
-    floors = [(key, floor, config.widths) for key, floor in of_all]
+    keyed = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
+    floors = [(key, floor, config.widths) for key, floor in keyed]
     for number, (each, widths) in enumerate(zip(scenario.classes, config.class_widths, strict=False)):
         floors.append((f"classes.{number}.floor", each.floor or 0.0, widths))
     for key, floor, allowed in floors:
@@ -173,9 +171,9 @@ def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenari
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"servers": sections})})
 
 
-def _in_ns(section: StrictModel, *but: str) -> dict[str, Any]:
-    """Return a section's settings (`but` some) as a core takes them: by the same names, but seconds as nanoseconds."""
-    values = {name: getattr(section, name) for name in type(section).model_fields if name not in but}
+def _in_ns(section: StrictModel, *excluded: str) -> dict[str, Any]:
+    """Return a section's settings but those `excluded`, by name, as a core takes them: seconds as nanoseconds."""
+    values = {name: getattr(section, name) for name in type(section).model_fields if name not in excluded}
     seconds = {name for name in values if name.endswith("_s")}
     plain = {name: value for name, value in values.items() if name not in seconds}
     return plain | {f"{name[:-2]}_ns": None if values[name] is None else nanoseconds(values[name]) for name in seconds}
@@ -281,7 +279,10 @@ def _router_config(
         holds=holds,
         models=tuple(model.widths_by_model.values()),
         model_of=model_of,
-        model_shares=tuple(sum(share for of, share in shares if of == number) for number in range(len(model.models))),
+        model_shares=tuple(
+            sum(share for model_number, share in shares if model_number == number)
+            for number in range(len(model.models))
+        ),
         shed_expired=scenario.shed,
         outstanding_blocks=_outstanding_blocks(scenario),
         classes=scenario.class_names,
@@ -291,9 +292,9 @@ def _router_config(
     for index, masks in enumerate(zip(*config.masks(), strict=True)):
         if not any(map(any, masks)):
             segment_text = f"segment {index % model.segments + 1}"
-            of = f" of {model.models[index // model.segments][0]}" if model.models else ""
+            model_text = f" of {model.models[index // model.segments][0]}" if model.models else ""
             caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
-            problem = f"no server can hold {segment_text}{of} at any width (caps: {caps}); raise vram_cap_gb"
+            problem = f"no server can hold {segment_text}{model_text} at any width (caps: {caps}); raise vram_cap_gb"
             raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
     return replace(config, top1=top1_of(config, prior))
 
@@ -450,10 +451,10 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
             continue
         path, device = profile_source(server, folder), server.device
         if device is not None and device.emulated is not None and path != profile_path(folder, server.name):
-            plays = (device.emulated, device.slowdown)
-            if plays not in played:
-                played[plays] = emulated_profile(device)
-            profiles[server.name] = played[plays]
+            key = (device.emulated, device.slowdown)
+            if key not in played:
+                played[key] = emulated_profile(device)
+            profiles[server.name] = played[key]
             continue
         if not path.is_file():
             problem = (

@@ -117,14 +117,14 @@ def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: 
 
 def routers_ignoring(goals: Sequence[str], routers: Sequence[str], made_in: Path) -> Iterator[str]:
     """Yield a warning for routers that don't follow some of these goals of the operator's (names of keys in `slo`)."""
-    deaf: dict[tuple[str, ...], list[str]] = {}
+    names_by_ignored: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(routers):
-        deaf.setdefault(_ignored(spec_of(name, made_in), goals), []).append(name)
-    for ignored, names in deaf.items():
+        names_by_ignored.setdefault(_ignored(spec_of(name, made_in), goals), []).append(name)
+    for ignored, names in names_by_ignored.items():
         if ignored:
             kinds = (COMPASS,) if "energy_weight" in ignored else CONTROLLED
-            keys, able = ", ".join(f"slo.{goal}" for goal in ignored), ", ".join(kinds)
-            remedy = f"what can is {able}, with `control` in the router's file (tuning.control)"
+            keys, capable = ", ".join(f"slo.{goal}" for goal in ignored), ", ".join(kinds)
+            remedy = f"what can is {capable}, with `control` in the router's file (tuning.control)"
             yield f"warning: {', '.join(names)} can't follow {keys}; {remedy}"
 
 
