@@ -75,19 +75,21 @@ def announcement(
         kind: of the device.
         reserved_s: what was taken off the budget that the user gave, for what serving costs.
     """
-    left = _left(plan, log)
+    missing = _left(plan, log)
     usable_s = max(0.0, budget_s - start_s(kind, budget_s, metered=_is_metered(plan))) - log.spent_s
-    required_s = sum(planned.estimated_s for planned in left if planned.required)
-    least_s = min((planned.estimated_s for planned in left), default=0.0)
-    points = [p for each in plan.steps if isinstance(each.step, InstancePoints) for p in each.step.points]
+    required_s = sum(planned.estimated_s for planned in missing if planned.required)
+    least_s = min((planned.estimated_s for planned in missing), default=0.0)
+    points = [
+        point for planned in plan.steps if isinstance(planned.step, InstancePoints) for point in planned.step.points
+    ]
     return lines_of(
         "calibration", "announcement", plan, log,
         required=sum(planned.required for planned in plan.steps),
         keys=len({point.key for point in points}),
-        left=len(left),
+        left=len(missing),
         is_too_little=least_s > usable_s and not required_s,
         is_all_required=required_s > budget_s - log.spent_s,
-        needed=span(max(required_s, min(sum(planned.estimated_s for planned in left), budget_s - log.spent_s))),
+        needed=span(max(required_s, min(sum(planned.estimated_s for planned in missing), budget_s - log.spent_s))),
         a_round=span(plan.round_s),
         budget=span(budget_s + reserved_s),
         spent=span(log.spent_s) if log.spent_s else "",
@@ -108,7 +110,9 @@ def require_budget(plan: CalibrationPlan, log: Log, budget_s: float, source: str
     if needed_s > TOO_LITTLE * budget_s:
         budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
         is_metered = _is_metered(plan)
-        sensible_s = next(s for s in budgets_s if s - start_s(kind, s, metered=is_metered) >= needed_s)
+        sensible_s = next(
+            budget for budget in budgets_s if budget - start_s(kind, budget, metered=is_metered) >= needed_s
+        )
         problem = f"{span(budget_s)} is too little: every combination of segment and widths must be measured, "
         problem += f"which takes about {span(needed_s)} here, {span(plan.round_s)} a round"
         raise InputError(source, key, f"{problem}; give {sensible_s:.0f}s or more, or lower the batch limit")
@@ -127,11 +131,9 @@ def span(duration_s: float) -> str:
     seconds = round(duration_s)
     if seconds < 60:
         return f"{seconds if seconds >= 10 else round(duration_s, 1):g} s"
-    big, small, units = (
-        (*divmod(seconds, 60), "min s") if seconds < 3600 else (*divmod(round(seconds / 60), 60), "h min")
-    )
-    one, other = units.split()
-    return f"{big} {one}" + (f" {small} {other}" if small else "")
+    units = ("min", "s") if seconds < 3600 else ("h", "min")
+    big, small = divmod(seconds if seconds < 3600 else round(seconds / 60), 60)
+    return f"{big} {units[0]}" + (f" {small} {units[1]}" if small else "")
 
 
 # ----------------------------------------------------------------------------------------------- the check of a profile
@@ -196,20 +198,24 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
         InputError: it differs; the message names all that is known to differ.
     """
     differing = differences(stamps_of(profile), stamps_here(device))
-    other = [d for d in differing if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
-    if other:
-        listed = ", ".join(f"{d.title} {d.here} instead of {d.profile}" for d in other)
+    conflicts = [
+        difference
+        for difference in differing
+        if difference.stamp not in VERSIONS and None not in (difference.profile, difference.here)
+    ]
+    if conflicts:
+        listed = ", ".join(f"{conflict.title} {conflict.here} instead of {conflict.profile}" for conflict in conflicts)
         problem = f"not the device that the profile {profile.name} was measured on: {listed}; calibrate this one"
         raise InputError(source, "execution", problem)
 
 
 def announced_check(profile: Profile, points: int, seconds: float) -> str:
     """Describe what will be measured, and about how long it takes."""
-    needed_s = estimated_s(profile, points) + seconds + 2 * START_S[profile.device.kind]
+    expected_s = estimated_s(profile, points) + seconds + 2 * START_S[profile.device.kind]
     numbers = numbers_of(profile, points)
     sets = ", ".join(f"{number} sets ({metric})" for metric, number in numbers.items() if metric != SOLO_ERROR)
     runs = f"{RUNS} open-loop runs of {seconds / RUNS:g} s"
-    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}, {runs}; about {span(needed_s)}"
+    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}, {runs}; about {span(expected_s)}"
 
 
 # ------------------------------------------------------------------------------------------------------- the metrics
@@ -317,11 +323,11 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
     with real_cluster(world, file) as cluster:
         for index in range(RUNS):
             run_seed = derived_seed(seed, f"check:{index}")
-            wanted = RealRun(
+            run = RealRun(
                 ROUTER, world.router(ROUTER), run_seed, duration_s, warmup_s,
                 image_limit=SATURATED_IMAGES, keep_log=False,
             )  # fmt: skip
-            real, record = run_on_hardware(world, cluster, dataset, wanted)
+            real, record = run_on_hardware(world, cluster, dataset, run)
             slowdowns = observed_slowdowns(record, world.cluster.devices, [0])
             simulated = simulate_metrics(
                 world,
@@ -349,7 +355,10 @@ def open_loop_metrics(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[Che
         repeatability = repeatability_pct(profile) if is_latency else 0.0
         allowed = Allowed.by(_PROMISED_PCT[measure.stem], repeatability_pct=repeatability)
         more, less = ("slower", "faster") if is_latency else ("more", "less")
-        metrics.append(CheckedMetric(name, pairs, allowed, more, less, _not_judged(profile, name)))
+        unjudged = NO_SERVING if is_latency and not is_served(profile) else ""
+        if name == "energy per image" and profile.power.provenance in UNMETERED:
+            unjudged = MODELLED
+        metrics.append(CheckedMetric(name, pairs, allowed, more, less, unjudged))
     usual = 1.0 if profile.slowdown is None else profile.slowdown.mean_factor
     slowdowns = tuple(
         ComparedValue(f"run {i}", (usual,), (run.slowdown,)) for i, run in enumerate(runs, start=1) if run.slowdown
@@ -359,12 +368,6 @@ def open_loop_metrics(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[Che
             CheckedMetric("slowdown of the device", slowdowns, Allowed(0.0, 0.0), "slower", "faster", FOREIGN)
         )
     return metrics
-
-
-def _not_judged(profile: Profile, metric: str) -> str:
-    if metric == "energy per image" and profile.power.provenance in UNMETERED:
-        return MODELLED
-    return NO_SERVING if "latency" in metric and not is_served(profile) else ""
 
 
 def _any_images(file: ModelFile) -> Dataset:
@@ -379,7 +382,7 @@ def _any_images(file: ModelFile) -> Dataset:
 
 
 def calibrate_device(
-    wanted: CalibrationRequest,
+    request: CalibrationRequest,
     *,
     quiet: bool,
     say: Say = lambda _: None,
@@ -389,19 +392,19 @@ def calibrate_device(
     """Measure one device; its log lets an interrupted calibration resume.
 
     Args:
-        wanted: its seed is the run's; the calibration's own comes from it and from the name.
+        request: its seed is the run's; the calibration's own comes from it and from the name.
         say: called, before anything is measured, with what will be done and what it costs.
         budget_key: origin of the budget, for the message that it is too small.
         reserved_s: what was taken off the budget that the user gave, reported together with it.
     """
-    name, kind = wanted.name, wanted.device.kind
-    log_path = wanted.log_path
+    name, kind = request.name, request.device.kind
+    log_path = request.log_path
     progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
 
     def announce(plan: CalibrationPlan, log: Log) -> None:
-        require_budget(plan, log, wanted.budget_s, *budget_key, kind)
-        lines = announcement(plan, log, budget_s=wanted.budget_s, kind=kind, reserved_s=reserved_s)
-        say(f"calibrate {name}: {device_name(wanted.device)}\n{to_text([facts(lines)])}")
+        require_budget(plan, log, request.budget_s, *budget_key, kind)
+        lines = announcement(plan, log, budget_s=request.budget_s, kind=kind, reserved_s=reserved_s)
+        say(f"calibrate {name}: {device_name(request.device)}\n{to_text([facts(lines)])}")
         progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
         begun.enter_context(progress)
 
@@ -412,10 +415,10 @@ def calibrate_device(
     )
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as begun:
-        return calibrate(replace(wanted, seed=derived_seed(wanted.seed, f"calibrate:{name}")), observer)
+        return calibrate(replace(request, seed=derived_seed(request.seed, f"calibrate:{name}")), observer)
 
 
-def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: CalibrationRequest, say: Say) -> Profile:
+def calibrate_on_host(scenario: Scenario, server: ServerSection, request: CalibrationRequest, say: Say) -> Profile:
     """Measure the device of a server of a cluster, on its host.
 
     The network's file is sent there. An interrupted calibration resumes from the log that is kept there.
@@ -424,10 +427,10 @@ def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibra
     with joined_hosts(section, scenario.name) as hosts:
         host = section.host_of(server) or hosts.here
         hosts.facts_of(host, key)
-        say(f"calibrate {server.name}: on host {host}, for about {wanted.budget_s:.0f} s")
-        there = replace(wanted, log_path=Path(wanted.log_path.name))
+        say(f"calibrate {server.name}: on host {host}, for about {request.budget_s:.0f} s")
+        sent = replace(request, log_path=Path(request.log_path.name))
         text, lines = hosts.ask(
-            host, key, calibrated_there, there, wanted.file.path.read_bytes(), server, section.named_servers
+            host, key, calibrated_there, sent, request.file.path.read_bytes(), server, section.named_servers
         )
     for line in lines:
         say(line)
@@ -435,19 +438,19 @@ def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibra
 
 
 def calibrated_there(
-    wanted: CalibrationRequest, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
+    request: CalibrationRequest, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
 ) -> tuple[str, list[str]]:
     """Calibrate on the host; returns the profile as YAML, and the messages."""
     section, lines = section_of(server, servers), list[str]()
     device = device_of(server, servers)
-    here = replace(
-        wanted,
-        file=replace(wanted.file, path=kept(model)),
+    local = replace(
+        request,
+        file=replace(request.file, path=kept(model)),
         device=device,
         peer=device,
         candidates=candidates(device, section),
-        log_path=cache() / "calibrations" / wanted.log_path,
+        log_path=cache() / "calibrations" / request.log_path,
     )
-    profile = calibrate_device(here, quiet=True, say=lines.append)
-    here.log_path.unlink(missing_ok=True)
+    profile = calibrate_device(local, quiet=True, say=lines.append)
+    local.log_path.unlink(missing_ok=True)
     return profile.to_yaml(), lines

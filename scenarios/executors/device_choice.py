@@ -33,20 +33,24 @@ MIN_FREE_BYTES: Final = 1_000_000_000  # a context, a library or two, and small 
 CALIBRATING: Final = 2  # processes on a device: what serves is measured concurrently with another process
 
 
-def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
+def chosen_devices(name: str | None) -> list[tuple[str, DeviceSpec]]:
     """Return local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
     devices = local_devices()
     cpus = [device for device in devices if device.kind == "cpu"] or [DeviceSpec()]
-    named = {f"cuda:{device.index}": device for device in devices if device.kind == "cuda"}
-    named |= {f"cpu:{number}": device for number, device in enumerate(cpus)}
-    if wanted is None:
-        return [(name, device) for name, device in named.items() if device in devices]
-    chosen = [(name, device) for name, device in named.items() if wanted in (name, name.partition(":")[0])]
-    if not chosen:
-        why = why_unseen() if wanted.startswith("cuda") and not torch.cuda.is_available() else ""
-        allowed = f"allowed are {', '.join(named)}"
-        raise InputError("--device", "", f"no device {wanted!r} here{f' ({why})' if why else ''}; {allowed}")
-    return chosen
+    by_name = {f"cuda:{device.index}": device for device in devices if device.kind == "cuda"}
+    by_name |= {f"cpu:{number}": device for number, device in enumerate(cpus)}
+    if name is None:
+        return [(device_name, device) for device_name, device in by_name.items() if device in devices]
+    matches = [
+        (device_name, device)
+        for device_name, device in by_name.items()
+        if name in (device_name, device_name.partition(":")[0])
+    ]
+    if not matches:
+        reason = why_unseen() if name.startswith("cuda") and not torch.cuda.is_available() else ""
+        allowed = f"allowed are {', '.join(by_name)}"
+        raise InputError("--device", "", f"no device {name!r} here{f' ({reason})' if reason else ''}; {allowed}")
+    return matches
 
 
 def why_unseen() -> str:
@@ -62,9 +66,9 @@ def why_unseen() -> str:
         facts = board_facts(nvml, handle_of(nvml, "0")) if boards else {}
     except RefusedError as refused:
         return f"NVIDIA's library says: {refused}"
-    serves = (version // 1000, version % 1000 // 10)
+    cuda_version = (version // 1000, version % 1000 // 10)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return unseen(boards, driver, serves, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
+    return unseen(boards, driver, cuda_version, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
 
 
 def require_free(index: int, source: str, key: str) -> None:
@@ -81,8 +85,8 @@ def require_free(index: int, source: str, key: str) -> None:
     if free_bytes >= MIN_FREE_BYTES or not total_bytes:
         return
     pids = other_processes(nvml, handle, ())
-    who = f"processes {', '.join(map(str, sorted(pids)))} use it" if pids else "NVML does not tell whose it is"
-    problem = f"{free_bytes / GB:.2f} GB of {total_bytes / GB:.1f} are free ({who})"
+    owners = f"processes {', '.join(map(str, sorted(pids)))} use it" if pids else "NVML does not tell whose it is"
+    problem = f"{free_bytes / GB:.2f} GB of {total_bytes / GB:.1f} are free ({owners})"
     raise InputError(source, key, f"cuda:{index}: {problem}; end what holds it, or take another GPU")
 
 
@@ -128,11 +132,11 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
 
 def candidates(spec: DeviceSpec, section: DeviceSection | None = None) -> tuple[DeviceSpec, ...]:
     """Return the GPU modes of which calibration takes the fastest; none if all is given."""
-    given = section or DeviceSection(kind="cuda")
     if spec.kind != "cuda":
         return ()
-    formats = {"measured": (True, False), "channels_last": (True,), "contiguous": (False,)}[given.memory_format]
-    dtypes: tuple[Any, ...] = ("float32", "bfloat16") if given.dtype == "measured" else (given.dtype,)
+    section = section or DeviceSection(kind="cuda")
+    formats = {"measured": (True, False), "channels_last": (True,), "contiguous": (False,)}[section.memory_format]
+    dtypes: tuple[Any, ...] = ("float32", "bfloat16") if section.dtype == "measured" else (section.dtype,)
     specs = tuple(replace(spec, channels_last=last, dtype=dtype) for dtype in dtypes for last in formats)
     return specs if len(specs) > 1 else ()
 
@@ -153,7 +157,7 @@ def as_calibrated(spec: DeviceSpec, section: DeviceSection, profile: Profile) ->
 
 def section_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSection:
     """Return the section of the device that a server runs on: its own, or that of the server it shares with."""
-    owner = next(s for s in servers if s.name == (server.shares_device_with or server.name))
+    owner = next(other for other in servers if other.name == (server.shares_device_with or server.name))
     return owner.device or DeviceSection()
 
 
@@ -164,7 +168,7 @@ def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> Device
     if section.sm_percent is None or not start_daemon():
         return spec
     gpus = [other.device for other in servers if other.device is not None and other.device.kind == "cuda"]
-    largest = max(each.sm_percent or 100 for each in gpus if each.index == spec.index)
+    largest = max(gpu.sm_percent or 100 for gpu in gpus if gpu.index == spec.index)
     return replace(spec, sm_percent=None, repeats=round(largest / section.sm_percent))
 
 
@@ -206,8 +210,8 @@ class Hosts:
         """Return a host's node; raises `InputError` if the cluster has no such host now."""
         node = self.cluster.node_of(host)
         if node is None:
-            known = ", ".join(self.names())
-            problem = f"no host {host!r} in the Ray cluster at {self.cluster.address}; there are {known}"
+            names = ", ".join(self.names())
+            problem = f"no host {host!r} in the Ray cluster at {self.cluster.address}; there are {names}"
             raise InputError(self._source, key, f"{problem}; start its node with `ray start --labels=host={host}`")
         return node
 
@@ -219,9 +223,9 @@ class Hosts:
             WorkError: it has another version, or other code.
         """
         if host not in self._facts:
-            facts_there = self.ask(host, key, facts, host)
-            require_same_code(host, facts_there.version, facts_there.code)
-            self._facts[host] = facts_there
+            reported = self.ask(host, key, facts, host)
+            require_same_code(host, reported.version, reported.code)
+            self._facts[host] = reported
         return self._facts[host]
 
     def machine_of(self, host: str) -> str:
@@ -264,8 +268,8 @@ class Hosts:
             self.facts_of(host, key)
             return self.ask(host, key, function, *arguments(host))
 
-        with ThreadPoolExecutor(max(1, len(hosts))) as beside:
-            return list(beside.map(ask, hosts))
+        with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+            return list(pool.map(ask, hosts))
 
 
 @contextmanager

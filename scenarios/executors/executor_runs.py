@@ -94,14 +94,14 @@ def on_own_cores(servers: Sequence[HardwareServer], cores: Sequence[int]) -> lis
     Args:
         cores: of this machine.
     """
-    bare = [server.name for server in servers if not server.device.cores]
-    named = {core for server in servers for core in server.device.cores}
-    free = [core for core in cores if core not in named][1:]
-    each = len(free) // max(1, len(bare))
-    roams = any(server.name in bare and server.device.physical[0] != "cuda" for server in servers)
-    if roams or each < LANES_CORES:
+    unpinned = [server.name for server in servers if not server.device.cores]
+    pinned = {core for server in servers for core in server.device.cores}
+    free = [core for core in cores if core not in pinned][1:]
+    share = len(free) // max(1, len(unpinned))
+    has_unpinned_cpu = any(server.name in unpinned and server.device.physical[0] != "cuda" for server in servers)
+    if has_unpinned_cpu or share < LANES_CORES:
         return [*servers]
-    parts = {name: tuple(free[each * place : each * (place + 1)]) for place, name in enumerate(bare)}
+    parts = {name: tuple(free[share * index : share * (index + 1)]) for index, name in enumerate(unpinned)}
     return [
         replace(server, device=replace(server.device, cores=parts.get(server.name, server.device.cores)))
         for server in servers
@@ -137,7 +137,9 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
         cluster = HardwareCluster(
             model if model is not None else served_of(world),
             servers,
-            warm_batches=(1,) if is_urgent else warm_batches(max(s.knobs.batch_limit for s in world.cluster.servers)),
+            warm_batches=(1,)
+            if is_urgent
+            else warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
             supervision=world.cluster.supervision,
             largest_block=world.cluster.router.groups[-1],
             carrier=carrier,
@@ -150,13 +152,13 @@ def on_hosts(
     world: World, servers: Sequence[HardwareServer], hosts: Hosts, model: ModelFile | None
 ) -> tuple[list[HardwareServer], RayHosts]:
     """Return the servers with their machines, and what starts their agents there."""
-    section = world.scenario.cluster
-    names, hardware = host_names(section, hosts), list[HardwareServer]()
-    for given, server, host in zip(section.named_servers, servers, names, strict=True):
+    cluster = world.scenario.cluster
+    names, hardware = host_names(cluster, hosts), list[HardwareServer]()
+    for section, server, host in zip(cluster.named_servers, servers, names, strict=True):
         device = server.device
         if isinstance(device, DeviceSpec):
-            known = hosts.ask(host, host_key(section, given), device_of, given, section.named_servers)
-            device = replace(device, vram_bytes=known.vram_bytes)
+            device_there = hosts.ask(host, host_key(cluster, section), device_of, section, cluster.named_servers)
+            device = replace(device, vram_bytes=device_there.vram_bytes)
         hardware.append(replace(server, device=device, machine=hosts.machine_of(host), host=host))
     return hardware, RayHosts(hosts.cluster, names, None if model is None else model.path)
 
@@ -196,10 +198,6 @@ Door = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[Wish]]
 """Within it, the operator may drain servers (each its name and its host's); see `scenarios.runs.operator_control`."""
 
 
-def _no_door(_: Sequence[tuple[str, str]]) -> AbstractContextManager[Wish]:
-    return nullcontext(nobody)
-
-
 @dataclass(frozen=True, slots=True)
 class RunObserver:
     """Reports of real runs in progress: how far they are, and (in words) servers that go down or are back.
@@ -210,7 +208,7 @@ class RunObserver:
 
     on_progress: Callable[[RunProgress], None] | None = None
     say: Say = lambda _: None
-    door: Door = _no_door
+    door: Door = lambda _: nullcontext(nobody)
 
     def of(self, run: str) -> RunObserver:
         """Return the same observer, whose words name the run."""
@@ -221,7 +219,7 @@ def run_on_hardware(
     world: World,
     cluster: HardwareCluster,
     dataset: Dataset | None,
-    wanted: RealRun,
+    run: RealRun,
     observer: RunObserver | None = None,
     drained: Wish = nobody,
 ) -> tuple[Result, RunRecord]:
@@ -233,26 +231,26 @@ def run_on_hardware(
         drained: which servers the operator has drained now.
     """
     began_ns = time.monotonic_ns()
-    record = _carried_out(world, cluster, dataset, wanted, observer or RunObserver(), drained)
-    return _summarised(world, wanted, record, dataset is None, (time.monotonic_ns() - began_ns) / 1e9), record
+    record = _carried_out(world, cluster, dataset, run, observer or RunObserver(), drained)
+    return _summarised(world, run, record, dataset is None, (time.monotonic_ns() - began_ns) / 1e9), record
 
 
 def _carried_out(
     world: World,
     cluster: HardwareCluster,
     dataset: Dataset | None,
-    wanted: RealRun,
+    run: RealRun,
     observer: RunObserver,
     drained: Wish,
 ) -> RunRecord:
-    seed = wanted.seed
-    planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
+    seed = run.seed
+    planned = world.run_spec(seed, duration_s=run.duration_s, scale=run.scale, end=run.end)
     is_emulated = dataset is None
     if dataset is None:
         dataset, images = blank_images(world), np.zeros(1, dtype=np.int64)
     else:
-        images = world.images(seed, len(planned.arrivals_ns))[: wanted.image_limit]
-    run = HardwareRun(
+        images = world.images(seed, len(planned.arrivals_ns))[: run.image_limit]
+    request = HardwareRun(
         arrivals_ns=planned.arrivals_ns,
         images=dataset.test_images,
         labels=dataset.test_labels,
@@ -262,32 +260,32 @@ def _carried_out(
         deadlines_ns=planned.deadlines_ns,
         classes=planned.classes,
         drain_limit_ns=planned.drain_limit_ns,
-        keep_log=wanted.keep_log,
+        keep_log=run.keep_log,
         faults=planned.faults,
         goals=planned.goals,
-        links=world.emulated_links(seed) if wanted.emulate_links else None,
-        measures_costs=wanted.measures_costs,
+        links=world.emulated_links(seed) if run.emulate_links else None,
+        measures_costs=run.measures_costs,
         is_correct=planned.correctness.is_correct if is_emulated else None,
     )
     spec = world.cluster
-    rng = stream(seed, f"router:{wanted.router}")
-    routing = Routing(by_plan(wanted.policy, spec.router), rng, spec.weights, spec.prior)
-    return cluster.run(run, spec.router, routing, observer.on_progress, observer.say, drained)
+    rng = stream(seed, f"router:{run.router}")
+    routing = Routing(by_plan(run.policy, spec.router), rng, spec.weights, spec.prior)
+    return cluster.run(request, spec.router, routing, observer.on_progress, observer.say, drained)
 
 
-def _summarised(world: World, wanted: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
-    planned = world.run_spec(wanted.seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
+def _summarised(world: World, run: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
+    planned = world.run_spec(run.seed, duration_s=run.duration_s, scale=run.scale, end=run.end)
     label = RunLabel(
         scenario=world.scenario.name,
-        router=wanted.router,
-        seed=wanted.seed,
+        router=run.router,
+        seed=run.seed,
         mode="hardware",
         engine="emulated" if is_emulated else "torch",
         provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
         accuracy_provenance=world.accuracy.provenance,
         emulated_slowdowns=world.emulated_slowdowns,
     )
-    window = window_of(world.scenario, wanted.warmup_s, wanted.duration_s, planned.end, planned.classes)
+    window = window_of(world.scenario, run.warmup_s, run.duration_s, planned.end, planned.classes)
     return diagnosed(
         summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior), world.signature_context
     )
@@ -298,7 +296,6 @@ def validate_runs(
     model: ModelFile | None,
     dataset: Dataset | None,
     plan: ValidationPlan,
-    routers: Sequence[str],
     *,
     made_in: Path | None = None,
     finished: Sequence[ValidationRun] = (),
@@ -308,13 +305,14 @@ def validate_runs(
 
     `made_in` is the folder of the run that makes the scenario's own routers.
     """
-    calm, observer = without_faults(world), observer or RunObserver()
-    files = {display_name(router): router for router in routers}
+    faultless = without_faults(world)
+    observer = observer or RunObserver()
+    files = {display_name(router): router for router in plan.section.routers}
     engine = engine_of(world, "auto", plan.hardware_runs, duration_s=plan.duration_s)
     engine = able_to_run(world, engine, lambda: world.run_spec(plan.section.seeds[0]), observer.say)
 
     def world_of(planned: PlannedRun) -> World:
-        return calm if planned.is_calm else world
+        return faultless if planned.is_calm else world
 
     def simulate(planned: PlannedRun) -> Ran:
         """Simulate with the slowdowns of its hardware run, if they are known: see
@@ -337,26 +335,24 @@ def validate_runs(
         owners = [server.device for server in world.cluster.servers]
         return observed_slowdowns(record, world.cluster.devices, owners)
 
-    def wanted_of(planned: PlannedRun) -> RealRun:
-        return RealRun(
-            planned.router,
-            world.router(files[planned.router], made_in),
-            planned.seed,
-            plan.duration_s,
-            plan.warmup_s,
-            scale=planned.scale,
-            end=_end_of(planned),
-            image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
-        )
-
     with (
         real_cluster(world, model) as cluster,
         observer.door([(server.name, server.host) for server in cluster.servers]) as drained,
     ):
 
         def serve(planned: PlannedRun) -> Ran:
-            heard = observer.of(f"{planned.router}, {planned.place}")
-            return run_on_hardware(world_of(planned), cluster, dataset, wanted_of(planned), heard, drained)
+            run = RealRun(
+                planned.router,
+                world.router(files[planned.router], made_in),
+                planned.seed,
+                plan.duration_s,
+                plan.warmup_s,
+                scale=planned.scale,
+                end=_end_of(planned),
+                image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
+            )
+            run_observer = observer.of(f"{planned.router}, {planned.place}")
+            return run_on_hardware(world_of(planned), cluster, dataset, run, run_observer, drained)
 
         yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 

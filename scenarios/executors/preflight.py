@@ -87,10 +87,10 @@ def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments
     with naming_servers(scenario), joined_hosts(scenario.cluster, scenario.name) as hosts:
         names = list(dict.fromkeys(host_names(scenario.cluster, hosts)))
 
-        def asked(host: str) -> tuple[Any, ...]:
+        def arguments_of(host: str) -> tuple[Any, ...]:
             return (scenario, host, hosts.here, require, *arguments)
 
-        hosts.ask_each(names, "cluster.servers", require_there, asked)
+        hosts.ask_each(names, "cluster.servers", require_there, arguments_of)
 
 
 def require_there(scenario: Scenario, host: str, router: str, require: Callable[..., None], *arguments: Any) -> None:
@@ -118,26 +118,21 @@ def require_device(device: DeviceSection, source: str, key: str, agents: int = 1
     """Check that a device is here and serves `agents` agents; raises `InputError`, which lists what is here."""
     if device.kind == "cuda":
         _require_gpu(device.index, agents, source, key)
-    else:
-        _require_cores(device.cores, source, key)
+        return
+    usable = usable_cores()
+    if absent := [core for core in device.cores if core not in usable]:
+        problem = f"no core {', '.join(map(str, absent))} for this process; allowed are {', '.join(map(str, usable))}"
+        raise InputError(source, f"{key}.cores", problem)
 
 
 def _require_gpu(index: int, agents: int, source: str, key: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         none = why_unseen() or "none is here; use kind: cpu"
-        here = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else none
-        raise InputError(source, f"{key}.index", f"no cuda:{index} in this machine; {here}")
+        indices = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else none
+        raise InputError(source, f"{key}.index", f"no cuda:{index} in this machine; {indices}")
     require_served(index, agents, source, f"{key}.index")
     require_free(index, source, f"{key}.index")
-
-
-def _require_cores(cores: Sequence[int], source: str, key: str) -> None:
-    usable = usable_cores()
-    absent = [core for core in cores if core not in usable]
-    if absent:
-        problem = f"no core {', '.join(map(str, absent))} for this process; allowed are {', '.join(map(str, usable))}"
-        raise InputError(source, f"{key}.cores", problem)
 
 
 def require_possible(scenario: Scenario) -> None:
@@ -150,8 +145,9 @@ def require_possible(scenario: Scenario) -> None:
     require_devices(scenario)
     require_plan(scenario, scenario.validate_)
     require_distinct_names(scenario.validate_.routers)
-    named = {s.name: scenario.cluster.greedy_of(s).vram_cap_gb for s in scenario.cluster.named_servers}
-    caps = {name: int(cap_gb * GB) for name, cap_gb in named.items() if cap_gb is not None}
+    cluster = scenario.cluster
+    caps_gb = {server.name: cluster.greedy_of(server).vram_cap_gb for server in cluster.named_servers}
+    caps = {name: int(cap_gb * GB) for name, cap_gb in caps_gb.items() if cap_gb is not None}
     _where_they_are(scenario, _require_memory, caps)
 
 
@@ -164,42 +160,42 @@ def require_caps(scenario: Scenario, model: Servable) -> None:
         InputError: a cap does not, or the network has no such instance.
     """
     servers = {section.name: section for section in scenario.cluster.named_servers}
-    everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
+    instances = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
     measured: dict[DeviceSpec, int] = {}
     for index, section in scenario.cluster.numbered_servers:
-        given = scenario.cluster.greedy_of(section)
+        knobs = scenario.cluster.greedy_of(section)
         owner = servers[section.shares_device_with or section.name]
-        known = owner.known_profile
+        profile_name = owner.known_profile
         with naming_servers(scenario):
-            _require_instances(given, everything, scenario.name, f"cluster.servers.{index}")
-        cap_gb, key = given.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
-        if cap_gb is None and known is None and owner.device is not None:
+            _require_instances(knobs, instances, scenario.name, f"cluster.servers.{index}")
+        cap_gb, key = knobs.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
+        if cap_gb is None and profile_name is None and owner.device is not None:
             cap_gb, key = owner.device.vram_gb, f"cluster.servers.{index}.device.vram_gb"
         if cap_gb is None:
             continue
-        preload = {"all": everything, "none": ()}[given.preload] if isinstance(given.preload, str) else given.preload
-        loaded = [each for each in everything if each in preload]
-        if known is not None:
-            memory = read_profile(profile_file(known)).memory
-            context = memory.context_bytes
+        preload = {"all": instances, "none": ()}[knobs.preload] if isinstance(knobs.preload, str) else knobs.preload
+        loaded = [instance for instance in instances if instance in preload]
+        if profile_name is not None:
+            memory = read_profile(profile_file(profile_name)).memory
+            context_size = memory.context_bytes
             weights_bytes = sum(each.vram_bytes for each in memory.instances if (each.segment, each.width) in loaded)
         else:
             device = device_of(section, scenario.cluster.named_servers)
-            context = measured[device] = measured.get(device) or context_bytes(device)
-            weights_bytes = sum(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in loaded)
-            if given.vram_cap_gb is None:  # calibration loads each of them
-                largest = max(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in everything)
+            context_size = measured[device] = measured.get(device) or context_bytes(device)
+            weights_bytes = sum(model.instance_bytes(*instance, device.torch_dtype.itemsize) for instance in loaded)
+            if knobs.vram_cap_gb is None:  # calibration loads each of them
+                largest = max(model.instance_bytes(*instance, device.torch_dtype.itemsize) for instance in instances)
                 weights_bytes = max(weights_bytes, largest)
-        if context + weights_bytes > cap_gb * GB:
-            parts = f"{context / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to load"
+        if context_size + weights_bytes > cap_gb * GB:
+            parts = f"{context_size / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to load"
             problem = f"{cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
             raise InputError(scenario.name, f"{key} ({section.name})", f"{problem}; raise it, or leave it out")
 
 
-def _require_instances(given: GreedySection, everything: Sequence[tuple[int, float]], source: str, server: str) -> None:
-    for pair in () if isinstance(given.preload, str) else given.preload:
-        if pair not in everything:
-            allowed = f"segments 1 to {everything[-1][0]} at widths {sorted({width for _, width in everything})}"
+def _require_instances(knobs: GreedySection, instances: Sequence[tuple[int, float]], source: str, server: str) -> None:
+    for pair in () if isinstance(knobs.preload, str) else knobs.preload:
+        if pair not in instances:
+            allowed = f"segments 1 to {instances[-1][0]} at widths {sorted({width for _, width in instances})}"
             raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
 
 
@@ -260,36 +256,32 @@ def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) 
     A CPU's servers share the machine's, and their processes take some of it themselves.
     """
     sections = scenario.cluster.named_servers
-    on_device: dict[str, dict[str, int]] = {}
+    caps_by_device: dict[str, dict[str, int]] = {}
     limits: dict[str, int] = {}
     for index, section in scenario.cluster.numbered_servers:
         if section.name not in caps or section.emulated is not None or not is_here(section):
             continue  # an emulated device's memory is in its profile, and in no machine
         device = device_of(section, sections)
-        _require_grant(section, caps[section.name], device, scenario.name, f"cluster.servers.{index}")
+        cap_bytes = caps[section.name]
+        if cap_bytes > device.vram_bytes:  # the executor would refuse loads that its scheduler plans
+            problem = f"{cap_bytes / GB:.2f} GB is more than the {device.vram_bytes / GB:.2f} GB of the device of "
+            problem += f"{section.shares_device_with or section.name!r}"
+            remedy = "lower vram_cap_gb, or give the device more (device.vram_gb)"
+            raise InputError(scenario.name, f"cluster.servers.{index}.greedy.vram_cap_gb", f"{problem}; {remedy}")
         name = MACHINE if device.kind == "cpu" else f"cuda:{device.index}"
-        on_device.setdefault(name, {})[section.name] = caps[section.name]
+        caps_by_device.setdefault(name, {})[section.name] = cap_bytes
         limits[name] = memory_bytes(device)
-    for name, of_servers in on_device.items():
-        _require_room(name, of_servers, limits[name], scenario.name)
-
-
-def _require_grant(section: ServerSection, cap_bytes: int, device: DeviceSpec, source: str, key: str) -> None:
-    """Refuse a scheduler that plans for more than its executor grants: its loads would fail."""
-    if cap_bytes > device.vram_bytes:
-        owner = section.shares_device_with or section.name
-        problem = f"{cap_bytes / GB:.2f} GB is more than the {device.vram_bytes / GB:.2f} GB of the device of {owner!r}"
-        remedy = "lower vram_cap_gb, or give the device more (device.vram_gb)"
-        raise InputError(source, f"{key}.greedy.vram_cap_gb", f"{problem}; {remedy}")
+    for name, device_caps in caps_by_device.items():
+        _require_room(name, device_caps, limits[name], scenario.name)
 
 
 def _require_room(device: str, caps: Mapping[str, int], limit_bytes: int, source: str) -> None:
     process_bytes = PROCESS_BYTES if device == MACHINE else 0
     total_bytes = sum(caps.values()) + process_bytes * len(caps)
     if total_bytes > limit_bytes:
-        each = ", ".join(f"{name} {cap / GB:.2f}" for name, cap in caps.items())
-        each += f", and {process_bytes / GB:.2f} for each process" if process_bytes else ""
-        problem = f"the servers on {device} may use {total_bytes / GB:.2f} GB together ({each}), it has "
+        parts = ", ".join(f"{name} {cap / GB:.2f}" for name, cap in caps.items())
+        parts += f", and {process_bytes / GB:.2f} for each process" if process_bytes else ""
+        problem = f"the servers on {device} may use {total_bytes / GB:.2f} GB together ({parts}), it has "
         problem += f"{limit_bytes / GB:.2f} GB; lower vram_cap_gb, or take servers away"
         raise InputError(source, "cluster.greedy.vram_cap_gb", problem)
 
@@ -315,15 +307,14 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None)
     Raises:
         WorkError: an agent could not be started, or a link fails.
     """
-    every = list(dict.fromkeys([hosts.here, *names]))
-    device = playing(
-        Emulation(read_profile(profile_file(_PLAYED)).to_yaml(), 1), "none", DeviceSection(emulated=_PLAYED)
-    )
-    with closing(RayHosts(hosts.cluster, every)) as carrier, ExitStack() as stack:
-        carrier.arenas(len(every), 2 * SIZES[-1])
+    all_hosts = list(dict.fromkeys([hosts.here, *names]))
+    emulation = Emulation(read_profile(profile_file(_PLAYED)).to_yaml(), 1)
+    device = playing(emulation, "none", DeviceSection(emulated=_PLAYED))
+    with closing(RayHosts(hosts.cluster, all_hosts)) as carrier, ExitStack() as stack:
+        carrier.arenas(len(all_hosts), 2 * SIZES[-1])
         agents = [
             carrier.start(index, AgentSpec(f"link-{host}", EmulatedOutfit(device, (), index)))
-            for index, host in enumerate(every)
+            for index, host in enumerate(all_hosts)
         ]
         for agent in agents:
             stack.callback(agent.close)
@@ -331,15 +322,15 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None)
             agent.wait_until_ready()
             agent.find_offset()
         links = []
-        for source, agent in zip(every, agents, strict=True):
-            for index, destination in enumerate(every):
-                if source == destination and len(every) > 1:
+        for source, agent in zip(all_hosts, agents, strict=True):
+            for index, destination in enumerate(all_hosts):
+                if source == destination and len(all_hosts) > 1:
                     continue
                 say(f"links: {source} to {destination}")
                 links.append(_link(source, agent, index, destination, agents[index].address))
         clocks = tuple(
             HostClock(host, agent.offset.offset_ns / 1e9, agent.offset.error_ns / 1e9)
-            for host, agent in zip(every, agents, strict=True)
+            for host, agent in zip(all_hosts, agents, strict=True)
         )
     return ClusterMeasurements(clocks, tuple(links))
 
@@ -355,31 +346,31 @@ def check_cluster(scenario: Scenario, model: ModelFile | None, hosts: Hosts, say
     section = scenario.cluster
     names = host_names(section, hosts)
     model_bytes = 0 if model is None or not model.path.is_file() else model.path.stat().st_size
-    named = list(dict.fromkeys(names))
-    with ThreadPoolExecutor(len(named)) as beside:
-        checked = list(beside.map(lambda host: _checked(scenario, hosts, host, model_bytes), named))
-    answering = [each.host for each in checked if each.facts is not None]
+    distinct = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(len(distinct)) as pool:
+        checked = list(pool.map(lambda host: _checked(scenario, hosts, host, model_bytes), distinct))
+    answering = [check.host for check in checked if check.facts is not None]
     measured = measure_links(hosts, answering, say) if len(answering) == len(checked) else None
     return CheckedCluster(tuple(checked), tuple(sorted(set(hosts.names()) - set(names))), measured)
 
 
 def _checked(scenario: Scenario, hosts: Hosts, host: str, model_bytes: int) -> CheckedHost:
     section = scenario.cluster
-    there = [server for server in section.named_servers if (section.host_of(server) or hosts.here) == host]
-    key, problems = host_key(section, there[0]), list[str]()
+    servers = [server for server in section.named_servers if (section.host_of(server) or hosts.here) == host]
+    key, problems = host_key(section, servers[0]), list[str]()
 
-    def found(ask: Callable[[], HostFacts | None]) -> HostFacts | None:
+    def collect(ask: Callable[[], HostFacts | None]) -> HostFacts | None:
         try:
             return ask()
         except (InputError, WorkError) as error:
             problems.append(error.problem if isinstance(error, InputError) else str(error))
             return None
 
-    facts = found(lambda: hosts.facts_of(host, key))
+    facts = collect(lambda: hosts.facts_of(host, key))
     if facts is not None:
-        problems += _too_little(facts, sum(server.emulated is None for server in there), model_bytes)
-        found(lambda: hosts.ask(host, key, require_there, scenario, host, hosts.here, require_devices_here))
-    return CheckedHost(host, tuple(server.name for server in there), facts, tuple(problems))
+        problems += _too_little(facts, sum(server.emulated is None for server in servers), model_bytes)
+        collect(lambda: hosts.ask(host, key, require_there, scenario, host, hosts.here, require_devices_here))
+    return CheckedHost(host, tuple(server.name for server in servers), facts, tuple(problems))
 
 
 def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]:
@@ -392,8 +383,10 @@ def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]
         free = f"{facts.disk_free_bytes / GB:.2f} GB of disk are free, the model has {model_bytes / GB:.2f}"
         problems.append(f"{free}; make room there, or set XDG_CACHE_HOME")
     if facts.niceness > 0:
-        nice = f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
-        problems.append(f"{nice}; start its node with RAY_worker_niceness=0")
+        problem = (
+            f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
+        )
+        problems.append(f"{problem}; start its node with RAY_worker_niceness=0")
     return problems
 
 

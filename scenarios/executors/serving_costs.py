@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear, nnls
 
-from policies.run_records import BatchRecord, BlockRecord, ChoreCost, RouterCost, RunRecord
-from policies.run_records import Handover as Way
+from policies.run_records import BatchRecord, BlockRecord, ChoreCost, Handover, RouterCost, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.validation_plan import mean_slowdown, observed_slowdowns
 from sim.device_profile import PAUSES_S, BusyServing, Chores, HandoverTimes, RouterHost, WorkCost, pause_number
@@ -89,14 +88,15 @@ def costs_of(runs: Sequence[RunRecord], devices: Sequence[DeviceTables], owners:
 def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCosts:
     light, busier = runs[0], runs[1:] or runs
     chores = _chores(runs) if tables.profile.is_on_cores else None
-    there_s, back_s = light.ways_s(True, is_busy=False, chores=chores), light.ways_s(False, is_busy=False)
-    busy_there_s = [s for run in busier for s in run.ways_s(True, is_busy=True, chores=chores)]
-    busy_back_s = [s for run in busier for s in run.ways_s(False, is_busy=True)]
-    busy_dispatch_s = [s for run in busier for s in run.dispatches_s(is_busy=True)]
-    way = HandoverTimes(there_s=_mean(there_s), back_s=_mean(back_s)) if there_s and back_s else None
+    there_s = light.handovers_s(there=True, is_busy=False, chores=chores)
+    back_s = light.handovers_s(there=False, is_busy=False)
+    busy_there_s = [took_s for run in busier for took_s in run.handovers_s(there=True, is_busy=True, chores=chores)]
+    busy_back_s = [took_s for run in busier for took_s in run.handovers_s(there=False, is_busy=True)]
+    busy_dispatch_s = [took_s for run in busier for took_s in run.dispatches_s(is_busy=True)]
+    handover = HandoverTimes(there_s=_mean(there_s), back_s=_mean(back_s)) if there_s and back_s else None
     dispatch_s = mean_of(light.dispatches_s(is_busy=False))
     busy = None
-    if way and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= MIN_SAMPLES:
+    if handover and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= MIN_SAMPLES:
         busy = BusyServing(
             dispatch_s=_mean(busy_dispatch_s),
             there_s=_mean(busy_there_s),
@@ -104,7 +104,7 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
         )
     extra = _extra(runs)
     return DeviceCosts(
-        handover=way,
+        handover=handover,
         dispatch_s=dispatch_s,
         busy=busy,
         transfer_s=light.transfer_s(),
@@ -127,11 +127,13 @@ class _DeviceRun:
         usual_slowdown = 1.0 if usual is None else usual.mean_factor
         self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
         self.own_slowdown = self.slowdown if self._tables.profile.is_on_cores else 1.0  # of an agent there
-        every = sorted((b for b in record.batches if b.server in self.servers), key=lambda b: b.started_ns)
+        batches = sorted(
+            (each for each in record.batches if each.server in self.servers), key=lambda each: each.started_ns
+        )
         self._after_ns = int(WARMUP_S * NS_PER_S)
-        self._batches = [batch for batch in every if batch.commanded_ns >= self._after_ns]
-        self._starts_ns = np.array([b.started_ns for b in every], np.int64)
-        self._ends_ns = np.sort(np.array([b.forward_ended_ns for b in every], np.int64))
+        self._batches = [batch for batch in batches if batch.commanded_ns >= self._after_ns]
+        self._starts_ns = np.array([batch.started_ns for batch in batches], np.int64)
+        self._ends_ns = np.sort(np.array([batch.forward_ended_ns for batch in batches], np.int64))
 
     def running(self, at_ns: int) -> int:
         """Return how many passes run at that time."""
@@ -154,11 +156,11 @@ class _DeviceRun:
     def alone(self) -> list[BatchRecord]:
         """Batches whose passes no other overlapped: what sharing costs is added by the simulator."""
         return [
-            b
-            for b in self._batches
-            if self.running(b.started_ns) == 1
-            and np.searchsorted(self._starts_ns, b.forward_ended_ns) == np.searchsorted(
-                self._starts_ns, b.started_ns, "right"
+            batch
+            for batch in self._batches
+            if self.running(batch.started_ns) == 1
+            and np.searchsorted(self._starts_ns, batch.forward_ended_ns) == np.searchsorted(
+                self._starts_ns, batch.started_ns, "right"
             )
         ]  # fmt: skip
 
@@ -172,14 +174,12 @@ class _DeviceRun:
         extra_s = profile.served_extra_s + profile.served_extra_per_byte_s * weight_bytes
         table_s = table.latency_ns[batch.size] / self._tables.mean_slowdown / NS_PER_S
         calibrated_s = (table_s - extra_s) / (1 + profile.served_extra_share)
-        took_s = (batch.forward_ended_ns - batch.started_ns) / NS_PER_S / self._slowdown_at(batch.started_ns)
+        slowdown = self.slowdown
+        if self._changes is not None:
+            index = bisect_right(self._changes, batch.started_ns, key=lambda change: change[0])
+            slowdown = self._changes[max(0, index - 1)][1]
+        took_s = (batch.forward_ended_ns - batch.started_ns) / NS_PER_S / slowdown
         return took_s - calibrated_s, calibrated_s, weight_bytes, self.pause(batch.started_ns - 1)
-
-    def _slowdown_at(self, at_ns: int) -> float:
-        if self._changes is None:
-            return self.slowdown
-        place = bisect_right(self._changes, at_ns, key=lambda change: change[0])
-        return self._changes[max(0, place - 1)][1]
 
     def dispatches_s(self, *, is_busy: bool) -> list[float]:
         """Return times from commands to passes plus from passes to the notice of their ends, while other passes ran
@@ -188,34 +188,38 @@ class _DeviceRun:
         An idle device stays so until the pass.
         """
         return [
-            (b.started_ns - b.commanded_ns + b.ended_ns - b.forward_ended_ns) / NS_PER_S / self.own_slowdown
-            for b in self._batches
-            if (self.running(b.commanded_ns) > 0 if is_busy else self._is_free(b.commanded_ns, b.started_ns - 1))
+            (each.started_ns - each.commanded_ns + each.ended_ns - each.forward_ended_ns) / NS_PER_S / self.own_slowdown
+            for each in self._batches
+            if (self.running(each.commanded_ns) if is_busy else self._is_free(each.commanded_ns, each.started_ns - 1))
         ]
 
-    def ways_s(self, there: bool, *, is_busy: bool, chores: Chores | None = None) -> list[float]:
-        """Return the ways that waited for no other on the same way.
+    def handovers_s(self, *, there: bool, is_busy: bool, chores: Chores | None = None) -> list[float]:
+        """Return how long handovers in one direction took, of those that waited for no other.
 
         They are less what the agent did on the device's cores to take a block in, if that is measured separately. An
         idle device stays so meanwhile.
         """
-        kept: list[float] = []
+        durations_s: list[float] = []
         last_ns: dict[int, int] = {}
-        for way in sorted(self._ways(there), key=lambda each: each.at_ns):
-            waited = last_ns.get(way.server, 0) > way.at_ns
-            last_ns[way.server] = way.at_ns + way.took_ns
-            if waited or bool(self.running(way.at_ns)) != is_busy:
+        for handover in sorted(self._handovers(there), key=lambda each: each.at_ns):
+            waited = last_ns.get(handover.server, 0) > handover.at_ns
+            last_ns[handover.server] = handover.at_ns + handover.took_ns
+            if waited or bool(self.running(handover.at_ns)) != is_busy:
                 continue
-            if there and not is_busy and not self._is_free(way.at_ns, way.at_ns + way.took_ns):
+            if there and not is_busy and not self._is_free(handover.at_ns, handover.at_ns + handover.took_ns):
                 continue
-            kept.append(max(0.0, way.took_ns / NS_PER_S / self.own_slowdown - self._taken_s(chores, way.at_ns)))
-        return kept
+            taken_in_s = 0.0
+            if chores is not None:
+                cost_s = chores.taken.block_s + chores.taken.image_s * self._images_a_block
+                taken_in_s = (1.0, *chores.taken_after_pause)[self.pause(handover.at_ns)] * cost_s
+            durations_s.append(max(0.0, handover.took_ns / NS_PER_S / self.own_slowdown - taken_in_s))
+        return durations_s
 
-    def _ways(self, there: bool) -> Iterable[Way]:
+    def _handovers(self, there: bool) -> Iterable[Handover]:
         return (
-            way
-            for way in self._record.handovers
-            if way.server in self.servers and way.there == there and way.at_ns >= self._after_ns
+            handover
+            for handover in self._record.handovers
+            if handover.server in self.servers and handover.there == there and handover.at_ns >= self._after_ns
         )
 
     def waits_to_be_taken(self) -> list[Wait]:
@@ -224,9 +228,9 @@ class _DeviceRun:
         Not of batches that were commanded meanwhile: their commanding thread has the core already, so they hardly wait.
         """
         return [
-            (way.took_ns / NS_PER_S, left_s)
-            for way in self._ways(there=True)
-            if (left_s := self._left_s(way.at_ns)) is not None
+            (handover.took_ns / NS_PER_S, left_s)
+            for handover in self._handovers(there=True)
+            if (left_s := self._left_s(handover.at_ns)) is not None
         ]
 
     def _left_s(self, at_ns: int) -> float | None:
@@ -236,17 +240,10 @@ class _DeviceRun:
         ended = int(np.searchsorted(self._ends_ns, at_ns, "right"))
         return float(self._ends_ns[ended] - at_ns) / NS_PER_S
 
-    def _taken_s(self, chores: Chores | None, at_ns: int) -> float:
-        """Estimate what taking in a block of the usual size costs."""
-        if chores is None:
-            return 0.0
-        factor = (1.0, *chores.taken_after_pause)[self.pause(at_ns)]
-        return factor * (chores.taken.block_s + chores.taken.image_s * self._images_a_block)
-
     @cached_property
     def _images_a_block(self) -> float:
-        taken = [cost for cost in self.chores if cost.kind == "taken"]
-        return sum(cost.images for cost in taken) / max(1, sum(cost.count for cost in taken))
+        costs = [cost for cost in self.chores if cost.kind == "taken"]
+        return sum(cost.images for cost in costs) / max(1, sum(cost.count for cost in costs))
 
     @cached_property
     def chores(self) -> list[ChoreCost]:
@@ -255,7 +252,14 @@ class _DeviceRun:
 
     def transfer_s(self) -> float | None:
         """Return a block's time from the router beyond its bytes, and beyond the handover that comes after."""
-        return self._gathered_s([self._beyond_bytes_s(block) for block in self._moved if block.head.location < 0])
+        beyond_s = []
+        for block in self._moved:
+            if block.head.location < 0:
+                moved_bytes = block.size * input_bytes(self._tables, block.head.segment, block.head.previous_width)
+                link = self._tables.profile.link
+                bytes_s = moved_bytes / link.bandwidth_bytes_s if link is not None else 0.0
+                beyond_s.append((block.arrived_ns - block.sent_ns) / NS_PER_S - bytes_s)
+        return self._gathered_s(beyond_s)
 
     def fetch_s(self) -> float | None:
         """Return the time to gather what another server has: until it was asked, has written it, and has answered."""
@@ -271,31 +275,23 @@ class _DeviceRun:
             and block.head.location != block.server
         ]  # fmt: skip
 
-    def _gathered_s(self, ways_s: Sequence[float]) -> float | None:
-        way_s, handed_s = mean_of(ways_s), mean_of([way.took_ns / NS_PER_S for way in self._ways(True)])
-        return None if way_s is None or handed_s is None else max(0.0, way_s - handed_s)
-
-    def _beyond_bytes_s(self, block: BlockRecord) -> float:
-        """Return what a block's way takes beyond its bytes at the link's rate."""
-        moved = block.size * input_bytes(self._tables, block.head.segment, block.head.previous_width)
-        link = self._tables.profile.link
-        carried_s = moved / link.bandwidth_bytes_s if link is not None else 0.0
-        return (block.arrived_ns - block.sent_ns) / NS_PER_S - carried_s
+    def _gathered_s(self, durations_s: Sequence[float]) -> float | None:
+        mean_s = mean_of(durations_s)
+        handover_s = mean_of([handover.took_ns / NS_PER_S for handover in self._handovers(there=True)])
+        return None if mean_s is None or handover_s is None else max(0.0, mean_s - handover_s)
 
     def began_beside_nobody(self) -> list[tuple[ChoreCost, float]]:
         """Return what lanes' threads did to begin a batch whose pass was alone; scaled to full speed."""
         ended: dict[int, list[BatchRecord]] = {}
-        for batch in sorted(self.alone, key=lambda b: b.ended_ns):
+        for batch in sorted(self.alone, key=lambda each: each.ended_ns):
             ended.setdefault(batch.server, []).append(batch)
         pairs = []
         for cost in self.chores:
-            ended_here = ended.get(cost.server, [])
-            place = (
-                int(np.searchsorted([b.ended_ns for b in ended_here], cost.at_ns, "right"))
-                if cost.kind == "begun"
-                else 0
-            )
-            if place and cost.at_ns - ended_here[place - 1].ended_ns < _SOON_NS:
+            if cost.kind != "begun":
+                continue
+            batches = ended.get(cost.server, [])
+            index = bisect_right(batches, cost.at_ns, key=lambda batch: batch.ended_ns)
+            if index and cost.at_ns - batches[index - 1].ended_ns < _SOON_NS:
                 pairs.append((cost, max(0.0, cost.cpu_ns / NS_PER_S / self.slowdown)))
         return pairs
 
@@ -322,19 +318,17 @@ def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
     taken, after_pause = _by_pause(rows["taken"], pauses)
     in_vain_s = sum(cost_s for _, _, cost_s in rows["woken"]) / sum(count for count, _, _ in rows["taken"])
     taken = taken.model_copy(update={"block_s": taken.block_s + in_vain_s})
-    moved, begun, ended = (_work_cost(rows[kind]) for kind in ("moved", "begun", "ended"))
-    slice_s = _slice_s([wait for run in runs for wait in run.waits_to_be_taken()]) or SLICE_S
-    return Chores(taken=taken, taken_after_pause=after_pause, moved=moved, begun=begun, ended=ended, slice_s=slice_s)
-
-
-def _slice_s(waits: Sequence[Wait]) -> float | None:
-    """Return the mean time until a waiting thread gets its core during a pass.
-
-    It is from waits that the pass's end may have cut short: the most likely one if it is exponential. None with too
-    few.
-    """
+    waits = [wait for run in runs for wait in run.waits_to_be_taken()]
     sooner = sum(took_s < left_s for took_s, left_s in waits)
-    return None if sooner < MIN_WAITS else sum(min(wait) for wait in waits) / sooner
+    return Chores(
+        taken=taken,
+        taken_after_pause=after_pause,
+        moved=_work_cost(rows["moved"]),
+        begun=_work_cost(rows["begun"]),
+        ended=_work_cost(rows["ended"]),
+        # a pass's end may have cut waits short: the most likely mean if it is exponential
+        slice_s=(sum(map(min, waits)) / sooner if sooner >= MIN_WAITS else 0.0) or SLICE_S,
+    )
 
 
 Rows = Sequence[tuple[float, float, float]]  # how many, of how many images, at which cost
@@ -349,9 +343,9 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
     means = table[:, 0] * cost.block_s + table[:, 1] * cost.image_s
     factors, factor = [], 1.0
     for number in range(1, len(PAUSES_S) + 1):
-        chosen = at_pause == number
-        if chosen.sum() >= MIN_SAMPLES and means[chosen].sum() > 0:
-            factor = float(_without_stalls(table[chosen, 2]).mean() / means[chosen].mean())
+        is_after = at_pause == number
+        if is_after.sum() >= MIN_SAMPLES and means[is_after].sum() > 0:
+            factor = float(_without_stalls(table[is_after, 2]).mean() / means[is_after].mean())
         factors.append(factor)
     return cost, tuple(factors)
 
@@ -384,7 +378,7 @@ def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
         return PassExtra(max(0.0, float(longer_s.mean())), 0.0, 0.0, (0.0,) * len(PAUSES_S))
     after = [pauses >= number for number in range(1, len(PAUSES_S) + 1)]
     work = np.stack([np.ones(len(rows)), calibrated_s, weight_bytes, *after], axis=1)
-    columns = [True, *(bool(x.max() > TELLING_RATIO * x.min()) for x in (calibrated_s, weight_bytes))]
+    columns = [True, *(bool(each.max() > TELLING_RATIO * each.min()) for each in (calibrated_s, weight_bytes))]
     columns += [MIN_SAMPLES <= column.sum() <= len(rows) - MIN_SAMPLES for column in after]
     units = np.maximum(work.max(axis=0), 1e-300)
     trust = 1 / np.sqrt(calibrated_s)  # long passes scatter by more
@@ -413,11 +407,11 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
     factors: list[NDArray[np.float64]] = []
     ratios: list[NDArray[np.float64]] = []
     for kind in ("decision", "returned"):
-        chosen = [sample for sample in samples if sample.kind == kind]
-        if not chosen:
+        of_kind = [sample for sample in samples if sample.kind == kind]
+        if not of_kind:
             return None
-        rows = [(each.blocks_at_once, each.images, each.cpu_ns / NS_PER_S) for each in chosen]
-        pauses = [pause_number(each.pause_ns) for each in chosen]
+        rows = [(sample.blocks_at_once, sample.images, sample.cpu_ns / NS_PER_S) for sample in of_kind]
+        pauses = [pause_number(sample.pause_ns) for sample in of_kind]
         fitted[kind], after_pause = _by_pause(rows, pauses)
         factors.append(np.array(after_pause))
         table = np.array(rows, np.float64)
@@ -442,8 +436,8 @@ def _quantiles(values: Sequence[float] | NDArray[np.float64], parts: int) -> NDA
 
 
 def _done_share(samples: Sequence[RouterCost], kind: str) -> float:
-    chosen = [sample for sample in samples if sample.kind == kind]
-    return min(1.0, sum(each.done_ns for each in chosen) / max(1, sum(each.cpu_ns for each in chosen)))
+    of_kind = [sample for sample in samples if sample.kind == kind]
+    return min(1.0, sum(sample.done_ns for sample in of_kind) / max(1, sum(sample.cpu_ns for sample in of_kind)))
 
 
 def mean_of(values: Sequence[float]) -> float | None:

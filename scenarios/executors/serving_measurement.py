@@ -165,20 +165,16 @@ def measure_serving(
         problem = f"what serving costs here could not be told in {TRIES} tries: " + "; ".join(map(str, overheads.apart))
         remedy = "let nothing else run, or calibrate again (a longer calibration.budget); with calibration.allow_busy "
         raise WorkError(f"{problem}. {remedy}it is taken as it is, and simulation will be as far off")
-    _tell_what_is_missing(world, overheads.costs, say)
-    return overheads
-
-
-def _tell_what_is_missing(world: World, costs: ServingCosts, say: Say) -> None:
     for server in world.cluster.servers:
-        if not costs.devices[server.device].dispatch_s:
+        if not overheads.costs.devices[server.device].dispatch_s:
             say(f"{server.name}: no pass had its device to itself; what serving it costs there was not measured")
+    return overheads
 
 
 def _measure_once(world: World, serve: Callable[[float, float], ServedRun], allow_busy: bool) -> ServingOverheads:
     profiles = world.profiles
     share, use = _telling_share(serve, profiles)
-    runs = [serve(share * wanted / use, RUN_S) for wanted in (LIGHT, BUSY)]
+    runs = [serve(share * target / use, RUN_S) for target in (LIGHT, BUSY)]
     while use_of(runs[1].record, profiles) > FULL or _is_drowning(runs[1].record):
         runs[1] = serve(runs[1].scale / 2, RUN_S)
     loads = [load for run in runs if (load := run.record.background_load) is not None]
@@ -200,11 +196,11 @@ def _serve(
     duration_s: float,
     say: Say,
 ) -> ServedRun:
-    wanted = RealRun(
+    run = RealRun(
         ROUTER, world.router(ROUTER), seed, duration_s, min(WARMUP_S, duration_s / 2), share,
         emulate_links=False, keep_log=False, measures_costs=True,
     )  # fmt: skip
-    result, record = run_on_hardware(world, cluster, dataset, wanted, RunObserver(say=say))
+    result, record = run_on_hardware(world, cluster, dataset, run, RunObserver(say=say))
     return ServedRun(share, share * world.capacity_img_s, result, record)
 
 
@@ -244,24 +240,21 @@ def use_of(record: RunRecord, profiles: Sequence[Profile]) -> float:
     for device in {server.device for server in record.servers}:
         indices = {index for index, server in enumerate(record.servers) if server.device == device}
         chores = (cost for cost in record.chores if cost.server in indices and profiles[cost.server].is_on_cores)
-        shares.append((_passes_ns(record, indices) + sum(cost.cpu_ns for cost in chores)) / record.ended_ns)
+        busy_ns = sum(cost.cpu_ns for cost in chores)
+        until_ns = 0
+        batches = (batch for batch in record.batches if batch.server in indices)
+        for batch in sorted(batches, key=lambda batch: batch.started_ns):  # for how long some pass ran
+            busy_ns += max(0, batch.forward_ended_ns - max(until_ns, batch.started_ns))
+            until_ns = max(until_ns, batch.forward_ended_ns)
+        shares.append(busy_ns / record.ended_ns)
     return max(shares)
-
-
-def _passes_ns(record: RunRecord, servers: set[int]) -> int:
-    """Return for how long some pass ran."""
-    total_ns = until_ns = 0
-    for batch in sorted((b for b in record.batches if b.server in servers), key=lambda b: b.started_ns):
-        total_ns += max(0, batch.forward_ended_ns - max(until_ns, batch.started_ns))
-        until_ns = max(until_ns, batch.forward_ended_ns)
-    return total_ns
 
 
 def _is_drowning(record: RunRecord) -> bool:
     """Return whether much of what came was still there at the last arrival."""
     last_ns = max((request.arrived_ns for request in record.requests), default=0)
-    left = sum(request.finished_ns > last_ns for request in record.requests)
-    return left > max(10.0, MAX_BACKLOG * len(record.requests))
+    unfinished = sum(request.finished_ns > last_ns for request in record.requests)
+    return unfinished > max(10.0, MAX_BACKLOG * len(record.requests))
 
 
 def _apart(world: World, run: ServedRun) -> Apart:
@@ -271,12 +264,12 @@ def _apart(world: World, run: ServedRun) -> Apart:
         world, world.router(ROUTER), ROUTER, run.result["seed"], duration_s=RUN_S, warmup_s=WARMUP_S, scale=run.scale,
         slowdowns=observed_slowdowns(run.record, world.cluster.devices, owners),
     )  # fmt: skip
-    ours, theirs = simulated["stages_s"], run.result["stages_s"]
+    simulated_stages, measured_stages = simulated["stages_s"], run.result["stages_s"]
     latency_s, measured_s = simulated["latency_s"]["mean"], run.result["latency_s"]["mean"]
-    if ours is None or theirs is None or latency_s is None or measured_s is None:
+    if simulated_stages is None or measured_stages is None or latency_s is None or measured_s is None:
         raise WorkError(f"nothing was served in {RUN_S:g} s at {run.rate_img_s:.3g} images/s")
-    stage = max(STAGES, key=lambda name: abs(ours[name] - theirs[name]))
-    return Apart(run.rate_img_s, latency_s, measured_s, stage, ours[stage], theirs[stage])
+    stage = max(STAGES, key=lambda name: abs(simulated_stages[name] - measured_stages[name]))
+    return Apart(run.rate_img_s, latency_s, measured_s, stage, simulated_stages[stage], measured_stages[stage])
 
 
 def paired_world(world: World, costs: ServingCosts) -> World:
@@ -297,29 +290,29 @@ def with_overheads(profile: Profile, overheads: ServingOverheads, device: int) -
     return served.model_copy(update={"device": served.device.model_copy(update={"stamps": stamps})})
 
 
-def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCosts) -> Profile:
+def with_costs(profile: Profile, router_host: RouterHost | None, costs: DeviceCosts) -> Profile:
     """Return the profile with them; what it may have named of another host is removed."""
     stamps = {name: text for name, text in profile.device.stamps.items() if name != STAMP}
     update: dict[str, object] = {
         "device": profile.device.model_copy(update={"stamps": stamps}),
         "router_host": router_host,
-        "handover": found.handover,
-        "busy_serving": found.busy,
-        "chores": found.chores,
+        "handover": costs.handover,
+        "busy_serving": costs.busy,
+        "chores": costs.chores,
     }
-    if found.dispatch_s:
-        update["dispatch_s"] = found.dispatch_s
-    if found.transfer_s is not None and profile.link is not None:
-        update["link"] = profile.link.model_copy(update={"latency_s": found.transfer_s})
-    if found.fetch_s is not None:
-        update["fetch_s"] = found.fetch_s
-    if (extra := found.extra) is not None:
+    if costs.dispatch_s:
+        update["dispatch_s"] = costs.dispatch_s
+    if costs.transfer_s is not None and profile.link is not None:
+        update["link"] = profile.link.model_copy(update={"latency_s": costs.transfer_s})
+    if costs.fetch_s is not None:
+        update["fetch_s"] = costs.fetch_s
+    if (extra := costs.extra) is not None:
         update |= {
             "served_extra_s": extra.always_s,
             "served_extra_share": extra.share,
             "served_extra_per_byte_s": extra.per_byte_s,
             "extra_after_pause_s": extra.after_pause_s,
-            "served_ratios": found.ratios,
+            "served_ratios": costs.ratios,
         }
     return profile.model_copy(update=update)
 
@@ -427,14 +420,14 @@ def beside_random(
     times_ns = [view.now_ns for view in views]
     gaps_ns = [min(MAX_GAP_NS, after - before) for before, after in pairwise([*times_ns[:1], *times_ns])]
     took_ns: NDArray[np.int64] = np.empty((2, ROUNDS, len(views)), np.int64)
-    for number in range(ROUNDS):
-        pair = [(each(), stream(seed, f"deciding:{name}")) for name, each in (("own", make), ("random", make_random))]
-        for place, view in enumerate(views):
-            for which, (policy, rng) in enumerate(pair):
-                wait(gaps_ns[place])
+    for turn in range(ROUNDS):
+        pair = [(maker(), stream(seed, f"deciding:{name}")) for name, maker in (("own", make), ("random", make_random))]
+        for index, view in enumerate(views):
+            for row, (policy, rng) in enumerate(pair):
+                wait(gaps_ns[index])
                 began_ns = clock()
                 policy.choose(view, rng)
-                took_ns[which, number, place] = clock() - began_ns
+                took_ns[row, turn, index] = clock() - began_ns
     counted = np.median(took_ns, axis=1)[:, min(FIRST, len(views) - 1) :]
     own_s, random_s = counted.mean(axis=1) / NS_PER_S
     return float(own_s), float(random_s)

@@ -69,8 +69,8 @@ def _changes(readings: Sequence[tuple[int, float]], profile: Profile) -> Changes
     if slowdown is None or not slowdown.reference_s or len(readings) < SMOOTHED:
         return ()
     times = np.asarray([at for at, _ in readings], dtype=np.float64)
-    slow = np.asarray([read_s for _, read_s in readings]) / slowdown.reference_s
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(slow, SMOOTHED // 2, mode="edge"), SMOOTHED)
+    slowdowns = np.asarray([read_s for _, read_s in readings]) / slowdown.reference_s
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(slowdowns, SMOOTHED // 2, mode="edge"), SMOOTHED)
     factors = np.clip(np.median(windows, axis=1) ** slowdown.reference_exponent, FASTEST, SLOWEST)
     starts = np.concatenate([[0.0], (times[1:] + times[:-1]) / 2])
     return tuple((int(start), float(factor)) for start, factor in zip(starts, factors, strict=True))
@@ -111,8 +111,8 @@ class PlannedRun:
     @property
     def place(self) -> str:
         """Which of its router's runs it is, in words."""
-        at = self.kind if self.kind != "pair" else "" if self.load is None else f"load {self.load:g}"
-        return ", ".join(filter(None, [at, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
+        measure = self.kind if self.kind != "pair" else "" if self.load is None else f"load {self.load:g}"
+        return ", ".join(filter(None, [measure, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
 
 
 class PlannedPair(NamedTuple):
@@ -175,8 +175,8 @@ class ValidationPlan:
     @property
     def hardware_runs(self) -> int:
         """How many there will be."""
-        given = self.section
-        pairs = len(given.seeds) * given.repeats * max(1, len(given.loads))
+        section = self.section
+        pairs = len(section.seeds) * section.repeats * max(1, len(section.loads))
         return len(self.routers) * (pairs + 1 if self.is_saturated else pairs)
 
     def pairs(self) -> list[PlannedPair]:
@@ -192,12 +192,12 @@ class ValidationPlan:
         """Return runs in the order of an undisturbed campaign, so that a run made again has its place."""
         kinds: tuple[Kind, ...] = ("saturated", "pair")
 
-        def place(run: ValidationRun) -> tuple[int, ...]:
+        def position(run: ValidationRun) -> tuple[int, ...]:
             load = 0 if run["load"] is None else self.section.loads.index(run["load"])
             seed, router = self.section.seeds.index(run["seed"]), self.routers.index(run["router"])
             return kinds.index(run["kind"]), run["repeat"], seed, load, router
 
-        return sorted(runs, key=place)
+        return sorted(runs, key=position)
 
 
 def require_plan(scenario: Scenario, section: ValidateSection) -> tuple[float, float]:
@@ -240,7 +240,9 @@ class Campaign:
         self.runs: list[ValidationRun] = []
         self._simulation = simulation
         self._hardware = hardware
-        self._earlier = {_key(run): run for run in finished}
+        self._earlier: dict[tuple[object, ...], ValidationRun] = {
+            (run["kind"], run["router"], run["load"], run["seed"], run["repeat"]): run for run in finished
+        }
         self._paired: dict[tuple[object, ...], Result] = {}
 
     def carry_out(self) -> Iterator[FinishedRun]:
@@ -291,11 +293,9 @@ class Campaign:
             ran = side(planned)
             if not ran[0]["images"]["completed"]:
                 where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
-                problem = f"{planned.router}: {where} served nothing in {self.plan.duration_s:g} s"
-                problem += (
-                    f" at {planned.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
-                )
-                raise WorkError(problem)
+                problem = f"{where} served nothing in {self.plan.duration_s:g} s at {planned.rate_img_s:g} images/s"
+                remedy = "give validate.duration_s more time, or see its failures"
+                raise WorkError(f"{planned.router}: {problem}; {remedy}")
             tries.append((planned, ran))
             rate_img_s, growth = planned.rate_img_s or 0.0, self._backlog_growth(ran[1])
             if GROWTH_OF_SATURATION <= growth <= _MAX_GROWTH:
@@ -307,16 +307,16 @@ class Campaign:
             if not low < guess < high:
                 guess = sqrt(low * high) if low else high / 2
             planned = replace(planned, rate_img_s=guess, scale=self.plan.scale_of(guess))
-        return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
+        return max(tries, key=lambda attempt: attempt[1][0]["throughput_img_s"])
 
     def _backlog_growth(self, record: RunRecord) -> float:
         """Return by how much the backlog grew over the window, as a share of what arrived in it."""
         start_ns, end_ns = self.plan.warmup_s * NS_PER_S, self.plan.duration_s * NS_PER_S
-        came = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
-        went = sum(
+        arrived = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
+        finished = sum(
             request.status != "in_flight" and start_ns < request.finished_ns <= end_ns for request in record.requests
         )
-        return (came - went) / came if came else 0.0
+        return (arrived - finished) / arrived if arrived else 0.0
 
     # ----------------------------------------------------------------------------------------------------- one run
 
@@ -358,13 +358,13 @@ class Campaign:
             backlog_growth=growth,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
             background_load=None if load is None else BackgroundShares(programs=load.programs, stolen=load.stolen),
-            clocks=[_told(record, clock) for clock in record.clocks],
+            clocks=[_clock_row(record, clock) for clock in record.clocks],
         )
         self._keep(run)
         return FinishedRun(run, planned, record, paired_record if planned.repeat == 0 else None)
 
 
-def _told(record: RunRecord, clock: ServerClock) -> ClockRow:
+def _clock_row(record: RunRecord, clock: ServerClock) -> ClockRow:
     name = record.servers[clock.server].name
     return ClockRow(server=name, offset_s=clock.offset_ns / 1e9, error_s=clock.error_ns / 1e9, jumps=clock.jumps)
 
@@ -373,10 +373,6 @@ def _mean_of(slowdowns: Mapping[int, Changes], until_ns: int) -> float | None:
     return (
         sum(mean_slowdown(changes, until_ns) for changes in slowdowns.values()) / len(slowdowns) if slowdowns else None
     )
-
-
-def _key(run: ValidationRun) -> tuple[object, ...]:
-    return (run["kind"], run["router"], run["load"], run["seed"], run["repeat"])
 
 
 def _key_of(planned: PlannedRun) -> tuple[object, ...]:

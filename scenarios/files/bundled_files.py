@@ -75,14 +75,14 @@ class Starter:
     batch_limit: int | None = None
 
 
-def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -> str:
+def starter_text(file: Path, name: str, starter: Starter, links: Sequence[str]) -> str:
     """Return the file's text; `links` are the presets to list."""
     servers: list[str] = []
     counts = Counter[str]()
-    for profile in chosen.profiles:
+    for profile in starter.profiles:
         stem = Path(profile).stem
         counts[stem] += 1
-        server = f"name: {_plain(f'{stem}-{counts[stem]}')}, profile: {_plain(profile)}, link: {_plain(chosen.link)}"
+        server = f"name: {_plain(f'{stem}-{counts[stem]}')}, profile: {_plain(profile)}, link: {_plain(starter.link)}"
         servers.append(f"  - {{{server}}}")
     plural = "s" if len(servers) > 1 else ""
     quoted = shlex.quote(str(file))
@@ -92,19 +92,19 @@ def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -
         "slimsched list": "what else can be named here",
     }
     return _TEXT.format(
-        title=f"{len(servers)} server{plural} at {chosen.rate_img_s:g} images a second, written by `slimsched init`.",
+        title=f"{len(servers)} server{plural} at {starter.rate_img_s:g} images a second, written by `slimsched init`.",
         commands="\n".join(f"#   {command:<{max(map(len, values))}}  # {text}" for command, text in values.items()),
         name=_plain(name),
-        accuracy=_plain(chosen.accuracy),
+        accuracy=_plain(starter.accuracy),
         links=", ".join(links),
-        greedy=f"  greedy: {{batch_limit: {chosen.batch_limit}}}  # no profile covers more\n"
-        if chosen.batch_limit
+        greedy=f"  greedy: {{batch_limit: {starter.batch_limit}}}  # no profile covers more\n"
+        if starter.batch_limit
         else "",
         servers="\n".join(servers),
-        rate=chosen.rate_img_s,
-        routers=", ".join(map(_plain, chosen.routers)),
-        duration=chosen.duration_s,
-        warmup=chosen.duration_s / 10,
+        rate=starter.rate_img_s,
+        routers=", ".join(map(_plain, starter.routers)),
+        duration=starter.duration_s,
+        warmup=starter.duration_s / 10,
     )
 
 
@@ -122,57 +122,57 @@ SHIPPED_HOST: Final = SHIPPED / "host.yaml"  # what serving cost the host that d
 CALIBRATED: Final = Path("profiles")  # where `slimsched calibrate` writes by default
 
 
-def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
+def profile_file(name: Path | str, source: str | None = None, key: str = "") -> Path:
     """Return the file of a profile; a bare word that is not a file is the name of a bundled one.
 
     Raises:
         InputError: a bare word that no shipped profile has.
     """
-    path = Path(named)
+    path = Path(name)
     if not is_shipped_name(str(path)) or path.exists():
         return path
     shipped = {file.stem: file for file in SHIPPED_PROFILES.glob("*.yaml")}
     if path.name.lower() not in shipped:
         calibrated = CALIBRATED / f"{path.name}.yaml"
         hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
-        known = nearest(path.name.lower(), shipped, "those that ship are", same_numbers=True)
+        suggestion = nearest(path.name.lower(), shipped, "those that ship are", same_numbers=True)
         remedy = "for a GPU of your own: `slimsched profile synth sheet.yaml` (docs/profiles.md)"
-        problem = f"no such profile; {hint}{known}; {remedy}"
+        problem = f"no such profile; {hint}{suggestion}; {remedy}"
         raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
     return shipped[path.name.lower()]
 
 
-def accuracy_file(named: str, folder: Path = Path(), source: str = "accuracy", key: str = "") -> str:
+def accuracy_file(name: str, folder: Path = Path(), source: str = "accuracy", key: str = "") -> str:
     """Return a file of accuracies as a scenario in this folder names it; a word that is not a file names a bundled one.
 
     Raises:
         InputError: a bare word that no shipped network has.
     """
-    return _shipped_model(named, folder, ".accuracy.json", source, key)
+    return _shipped_model(name, folder, ".accuracy.json", source, key)
 
 
-def weights_file(named: str, folder: Path = Path(), source: str = "--model", key: str = "") -> str:
+def weights_file(name: str, folder: Path = Path(), source: str = "--model", key: str = "") -> str:
     """Return the file of a trained network in the same way; a flag may name it, too."""
-    return _shipped_model(named, folder, ".safetensors", source, key)
+    return _shipped_model(name, folder, ".safetensors", source, key)
 
 
-def _shipped_model(named: str, folder: Path, ending: str, source: str, key: str) -> str:
-    if not is_shipped_name(named) or lies_there(folder / named):
-        return named
+def _shipped_model(name: str, folder: Path, ending: str, source: str, key: str) -> str:
+    if not is_shipped_name(name) or lies_there(folder / name):
+        return name
     shipped = {file.name.removesuffix(ending): file for file in (SHIPPED / "models").glob(f"*{ending}")}
-    if named not in shipped:
-        known = nearest(named, shipped, "those that ship are")
-        raise InputError(source, key, f"{named}: no such file, and no network of this name ships; {known}")
-    return str(shipped[named])
+    if name not in shipped:
+        suggestion = nearest(name, shipped, "those that ship are")
+        raise InputError(source, key, f"{name}: no such file, and no network of this name ships; {suggestion}")
+    return str(shipped[name])
 
 
-def clusters_file(named: Path) -> Path:
+def clusters_file(path: Path) -> Path:
     """Return the file that clusters are drawn from; `clusters` is the bundled one."""
     shipped = SHIPPED / "clusters.yaml"
-    return shipped if str(named) == shipped.stem and not named.exists() else named
+    return shipped if str(path) == shipped.stem and not path.exists() else path
 
 
-def scenario_file(named: Path) -> Path:
+def scenario_file(path: Path) -> Path:
     """Return a scenario's file; a word that is not a file names a bundled one: `quickstart`, `live/bursts`.
 
     One in a folder has the name in its file, too: `live-bursts`.
@@ -180,26 +180,26 @@ def scenario_file(named: Path) -> Path:
     Raises:
         InputError: a bare word that no shipped scenario has, or a shipped one's name with an ending.
     """
-    if lies_there(named) or named.is_absolute() or ".." in named.parts:
-        return named
-    shipped = SHIPPED_SCENARIOS / named.with_suffix(".yaml")
+    if lies_there(path) or path.is_absolute() or ".." in path.parts:
+        return path
+    shipped = SHIPPED_SCENARIOS / path.with_suffix(".yaml")
     is_shipped = shipped.is_file() and not shipped.is_relative_to(SHIPPED)
-    if named.suffix:
-        if is_shipped and named.suffix == ".yaml":
+    if path.suffix:
+        if is_shipped and path.suffix == ".yaml":
             problem = "no such file here; the one that ships is named without its ending"
-            raise InputError("scenario", "", f"{named}: {problem}: {named.with_suffix('')}")
-        return named
+            raise InputError("scenario", "", f"{path}: {problem}: {path.with_suffix('')}")
+        return path
     if is_shipped:
         return shipped
-    if not is_shipped_name(str(named)):
-        return named
+    if not is_shipped_name(str(path)):
+        return path
     below = {f"{folder}-{file.stem}": file for folder in FOLDERS for file in SHIPPED_SCENARIOS.glob(f"{folder}/*.yaml")}
-    if str(named) in below:
-        return below[str(named)]
+    if str(path) in below:
+        return below[str(path)]
     names = [*(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml")), *below]
     remedy = "a file of your own ends in .yaml; `slimsched init` writes a first one"
-    problem = f"no such file, and no shipped scenario has this name; {nearest(named.name, names)}; {remedy}"
-    raise InputError("scenario", "", f"{named}: {problem}")
+    problem = f"no such file, and no shipped scenario has this name; {nearest(path.name, names)}; {remedy}"
+    raise InputError("scenario", "", f"{path}: {problem}")
 
 
 def is_shipped_name(text: str) -> bool:

@@ -135,9 +135,9 @@ def check_router(name: str, source: str, key: str = "") -> None:
 def _no_file(path: Path) -> str:
     """Describe a missing router's file, with those in the same folder, the nearest first."""
     others = path.parent.glob("*") if lies_there(path.parent) else ()
-    beside = sorted(each.name for each in others if is_router_file(each.name))[:20]
+    siblings = sorted(other.name for other in others if is_router_file(other.name))[:20]
     remedy = "`slimsched train` writes one, of a rule too (*.rule.yaml)"
-    return f"{path}: no such router file; {nearest(path.name, beside, 'beside it:') if beside else remedy}"
+    return f"{path}: no such router file; {nearest(path.name, siblings, 'beside it:') if siblings else remedy}"
 
 
 def check_fits(name: str, segments: int, widths: tuple[float, ...], source: str, key: str = "") -> None:

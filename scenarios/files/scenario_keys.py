@@ -198,9 +198,9 @@ class DeviceSection(StrictModel):
         if self.emulated is None:
             if "slowdown" in self.model_fields_set:
                 raise ValueError("slowdown is of an emulated device; leave it out, or name the profile: emulated")
-            ways = [name for name in _OF_A_GPU if getattr(self, name) != DeviceSection.model_fields[name].default]
-            if self.kind != "cuda" and ways:
-                raise ValueError(f"{', '.join(ways)}: of a GPU alone; leave it out, or give kind: cuda")
+            changed = [name for name in _OF_A_GPU if getattr(self, name) != DeviceSection.model_fields[name].default]
+            if self.kind != "cuda" and changed:
+                raise ValueError(f"{', '.join(changed)}: of a GPU alone; leave it out, or give kind: cuda")
             return self
         if others := sorted(self.model_fields_set - {"emulated", "slowdown", "cores"}):
             raise ValueError(f"an emulated device takes emulated, slowdown and cores; leave out {', '.join(others)}")
@@ -346,31 +346,31 @@ class ClusterSection(StrictModel):
 
     @model_validator(mode="after")
     def _in_racks(self) -> ClusterSection:
-        """Every server stands in a rack that there is, and every rack has servers."""
-        named = () if self.servers == "auto" else self.servers
+        """Check that every server is in an existing rack, and that every rack has servers."""
+        sections = () if self.servers == "auto" else self.servers
         unique(tuple(rack.name for rack in self.racks))
         racks = {rack.name: rack.count for rack in self.racks}
-        in_them = sum(server.count * racks.get(server.rack or "", 1) for server in named)
-        if (count := max(in_them, sum(racks.values()))) > MAX_SERVERS:  # a rack has one at least
+        count_in_racks = sum(server.count * racks.get(server.rack or "", 1) for server in sections)
+        if (count := max(count_in_racks, sum(racks.values()))) > MAX_SERVERS:  # a rack has one at least
             raise ValueError(f"these are {count} servers; allowed are {MAX_SERVERS}")
         unique(tuple(name for rack in self.racks for name in rack.names))
-        for server in named:
+        for server in sections:
             if (server.rack is not None or racks) and server.rack not in racks:
-                known = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
-                raise ValueError(f"{server.name}'s rack is {server.rack or 'missing'}; {known}")
+                remedy = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
+                raise ValueError(f"{server.name}'s rack is {server.rack or 'missing'}; {remedy}")
             if server.shares_device_with is not None and (server.count > 1 or racks):
                 raise ValueError(f"{server.name} shares a device; leave out its count and all racks")
-        if empty := sorted(set(racks) - {server.rack for server in named}):
+        if empty := sorted(set(racks) - {server.rack for server in sections}):
             raise ValueError(f"no server stands in {', '.join(empty)}; leave the rack out, or name it at its servers")
         return self
 
     @model_validator(mode="after")
     def _of_one_backend(self) -> ClusterSection:
         if self.backend == "local":
-            given = sorted({"address", "beyond_loopback"} & self.model_fields_set)
-            given += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
-            if given:
-                raise ValueError(f"{', '.join(given)}: only under backend: ray; say that, or leave it out")
+            misplaced = sorted({"address", "beyond_loopback"} & self.model_fields_set)
+            misplaced += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
+            if misplaced:
+                raise ValueError(f"{', '.join(misplaced)}: only under backend: ray; say that, or leave it out")
         elif shares := [each.name for each in self.named_servers if each.device and each.device.sm_percent]:
             raise ValueError(f"{', '.join(shares)}: sm_percent is given by this host alone; leave it out under ray")
         elif self.servers == "auto":
@@ -381,7 +381,7 @@ class ClusterSection(StrictModel):
         return self
 
     def host_of(self, server: ServerSection) -> str | None:
-        """The host that a server is on; None for the router's."""
+        """Return the host that a server is on; None for the router's."""
         if server.shares_device_with is None:
             return server.host
         return next((other.host for other in self.named_servers if other.name == server.shares_device_with), None)
@@ -407,7 +407,7 @@ class ClusterSection(StrictModel):
         return bool(self.owners) and all(server.emulated is not None for server in self.owners)
 
     def greedy_of(self, server: ServerSection) -> GreedySection:
-        """A server's knobs: its own where it gives them, else the cluster's."""
+        """Return a server's knobs: its own if it gives them, otherwise the cluster's."""
         changes = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}
         return self.greedy.model_copy(update=changes)
 
@@ -416,19 +416,19 @@ class ClusterSection(StrictModel):
 def _one_by_one(
     servers: tuple[ServerSection, ...], racks: tuple[RackSection, ...]
 ) -> tuple[tuple[int, ServerSection], ...]:
-    """Those of a rack together."""
-    each = [
+    """Return the servers, each under the number of its section, those of a rack together."""
+    numbered = [
         (section, server.model_copy(update={"name": f"{server.name}{suffix}", "count": 1}))
         for section, server in enumerate(servers)
         for suffix in ([f"-{number}" for number in range(server.count)] if server.count > 1 else [""])
     ]
-    placed = [(section, server) for section, server in each if server.rack is None]
+    placed = [(section, server) for section, server in numbered if server.rack is None]
     for rack in racks:
         for name in rack.names:
             prefix = f"{name}-" if rack.count > 1 else ""
             placed += [
                 (section, server.model_copy(update={"name": f"{prefix}{server.name}", "rack": name}))
-                for section, server in each
+                for section, server in numbered
                 if server.rack == rack.name
             ]
     return tuple(placed)
@@ -481,26 +481,26 @@ class WorkloadSection(StrictModel):
     """What every workload can say of itself."""
 
     def require_files(self) -> None:
-        """What it names must hold what it plays; raises `InputError`."""
+        """Check that the files that it names hold what it plays; raises `InputError`."""
 
     def base_img_s(self, capacity_img_s: float) -> float | None:
-        """Its rate on a cluster of some capacity; None where it has none of its own."""
+        """Return its rate on a cluster of some capacity; None if it has none of its own."""
         return None
 
     def mean_factor(self, duration_s: float) -> float:
-        """Mean rate over a run, in times of that rate."""
+        """Return the mean rate over a run, in times of that rate."""
         return 1.0
 
     def peak_factor(self) -> float:
-        """The highest rate, in times of that rate, where arrivals are drawn at it and thinned out; else 1."""
+        """Return the highest rate, in times of that rate, if arrivals are drawn at it and thinned out; otherwise 1."""
         return 1.0
 
     def busiest_factor(self) -> float:
-        """The highest rate that it stays at for a while, in times of that rate."""
+        """Return the highest rate that it stays at for a while, in times of that rate."""
         return self.peak_factor()
 
     def mean_changes(self, duration_s: float) -> float:
-        """How often, about, its rate is drawn anew in a run."""
+        """Return about how often its rate is drawn again in a run."""
         return 0.0
 
 
@@ -515,7 +515,7 @@ class _Rated(WorkloadSection):
         return self
 
     def base_img_s(self, capacity_img_s: float) -> float | None:
-        """As given, or its share of the capacity."""
+        """Return the given rate, or its share of the capacity."""
         return self.rate_img_s if self.load is None else self.load * capacity_img_s
 
 
@@ -543,11 +543,11 @@ class MmppWorkload(_Rated):
         return self
 
     def busiest_factor(self) -> float:
-        """In a burst."""
+        """Return the factor in a burst."""
         return self.burst_factor
 
     def mean_changes(self, duration_s: float) -> float:
-        """Bursts begin and end."""
+        """Return how often bursts begin and end."""
         return 2 * duration_s * self.burst_share / self.dwell_s
 
 
@@ -568,7 +568,7 @@ class DiurnalWorkload(_Rated):
     period_s: Seconds = Field(60.0, description="of the sine")
 
     def peak_factor(self) -> float:
-        """At the sine's height."""
+        """Return the factor at the sine's height."""
         return 1 + self.amplitude
 
 
@@ -582,7 +582,7 @@ class RatesWorkload(_Rated):
     period_s: Seconds = Field(60.0, description="time of the whole curve")
 
     def require_files(self) -> None:
-        """Both curves."""
+        """Check both curves."""
         for file in filter(None, (self.file, self.tuning_file)):
             read_rates(Path(file), self.column)
 
@@ -599,7 +599,7 @@ class FlashWorkload(_Rated):
     fall_s: SecondsOrZero = Field(5.0, description="duration of the fall")
 
     def mean_factor(self, duration_s: float) -> float:
-        """Mean rate over a run, in times of the rate outside the crowd."""
+        """Return the mean rate over a run, in times of the rate outside the crowd."""
         left_s, full_s = duration_s - self.at_s, 0.0  # full_s: time at full height with as many arrivals
         for length_s, begins, ends in ((self.rise_s, 0.0, 1.0), (self.hold_s, 1.0, 1.0), (self.fall_s, 1.0, 0.0)):
             spent_s = min(max(left_s, 0.0), length_s)
@@ -609,7 +609,7 @@ class FlashWorkload(_Rated):
         return 1 + (self.factor - 1) * full_s / duration_s
 
     def peak_factor(self) -> float:
-        """At the crowd's height."""
+        """Return the factor at the crowd's height."""
         return self.factor
 
 
@@ -630,7 +630,7 @@ class TraceWorkload(WorkloadSection):
     )
 
     def require_files(self) -> None:
-        """Its arrivals, some of them after `from_s`."""
+        """Check its arrivals, some of them after `from_s`."""
         times_s = read_trace(Path(self.file), self.time_column)
         if self.from_s > (last_s := float(times_s.max() - times_s.min())):
             problem = f"is {self.from_s:g}, and the last arrival comes {last_s:g} after the first: name less"
@@ -647,7 +647,7 @@ class _Planned(StrictModel):
     """What befalls one server at a known time."""
 
     def planned(self, server: int) -> Fault:
-        """The fault as both worlds play it; `server` is the server's number."""
+        """Return the fault as both worlds play it; `server` is the server's number."""
         raise NotImplementedError(f"nothing plays {type(self).__name__}")
 
 
@@ -675,7 +675,7 @@ class ServerDownFault(_Span):
     end_s: Seconds | None = Field(None, description="its return; null: never")
 
     def planned(self, server: int) -> Fault:
-        """As both worlds play it."""
+        """Return the fault as both worlds play it."""
         return Outage(server, nanoseconds(self.start_s), None if self.end_s is None else nanoseconds(self.end_s))
 
 
@@ -687,7 +687,7 @@ class StragglerFault(_Span):
     factor: Annotated[float, Field(ge=1)] = Field(description="slowdown factor")
 
     def planned(self, server: int) -> Fault:
-        """As both worlds play it."""
+        """Return the fault as both worlds play it."""
         return Slowness(server, nanoseconds(self.start_s), nanoseconds(self.end_s), self.factor)
 
 
@@ -699,7 +699,7 @@ class OutOfMemoryFault(_Span):
     batch: Whole = Field(description="images that fit at once; 0: every batch fails")
 
     def planned(self, server: int) -> Fault:
-        """As both worlds play it."""
+        """Return the fault as both worlds play it."""
         return Squeeze(server, nanoseconds(self.start_s), nanoseconds(self.end_s), self.batch)
 
 
@@ -709,7 +709,7 @@ class WorkerKilledFault(_Moment):
     kind: Literal["worker_killed"] = Field(description="")
 
     def planned(self, server: int) -> Fault:
-        """As both worlds play it."""
+        """Return the fault as both worlds play it."""
         return Crash(server, nanoseconds(self.at_s))
 
 
@@ -719,7 +719,7 @@ class WorkerHungFault(_Moment):
     kind: Literal["worker_hung"] = Field(description="")
 
     def planned(self, server: int) -> Fault:
-        """As both worlds play it."""
+        """Return the fault as both worlds play it."""
         return Hang(server, nanoseconds(self.at_s))
 
 
@@ -731,12 +731,12 @@ class PoisonedFault(StrictModel):
 
 
 def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values; raises `ValueError` where one is given twice."""
-    seen: set[Any] = set()
+    """Return the values; raises `ValueError` if one is given twice."""
+    earlier: set[Any] = set()
     for value in values:
-        if value in seen:
+        if value in earlier:
             raise ValueError(f"{value!r:.80} is given twice; name each once")
-        seen.add(value)
+        earlier.add(value)
     return values
 
 
@@ -932,12 +932,12 @@ class SloSection(StrictModel):
     )
 
     def goals(self, floor: float | None) -> tuple[Goals, ...]:
-        """What is asked for, one after the other, from the start on; `floor` where it names none of its own."""
+        """Return what is asked for, one after the other, from the start on; `floor` if it names none of its own."""
         goals = [Goals(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
                        self.energy_weight)]  # fmt: skip
         for goal in self.schedule:
-            given = {name: getattr(goal, name) for name in ("at_s", "floor", "p99_limit_s", "energy_weight")}
-            goals.append(goals[-1]._replace(**{name: value for name, value in given.items() if value is not None}))
+            changes = {name: getattr(goal, name) for name in ("at_s", "floor", "p99_limit_s", "energy_weight")}
+            goals.append(goals[-1]._replace(**{name: value for name, value in changes.items() if value is not None}))
         return tuple(goals)
 
     @model_validator(mode="after")
@@ -1111,5 +1111,5 @@ class Scenario(StrictModel):
         return of_classes or (self.deadline_s,)
 
     def to_yaml(self) -> str:
-        """What was given (not the defaults), as text that reads back as this scenario."""
+        """Return what was given (not the defaults), as text that reads back as this scenario."""
         return strict.dump(self.model_dump(mode="json", by_alias=True, exclude_unset=True))

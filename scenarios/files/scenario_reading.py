@@ -41,10 +41,10 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
         strict.change(raw, key.split("."), value, source)
     parsed = strict.validate(Scenario, raw, source)
     files: dict[str, str] = {}
-    if (named := parsed.model.accuracy) is not None:
-        files["accuracy"] = accuracy_file(named, folder, source, "model.accuracy")
-    if (named := parsed.model.checkpoint) is not None:
-        files["checkpoint"] = weights_file(named, folder, source, "model.checkpoint")
+    if (file := parsed.model.accuracy) is not None:
+        files["accuracy"] = accuracy_file(file, folder, source, "model.accuracy")
+    if (file := parsed.model.checkpoint) is not None:
+        files["checkpoint"] = weights_file(file, folder, source, "model.checkpoint")
     parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=files)})
     scenario = with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
     with _naming_items(raw, source):
@@ -68,11 +68,17 @@ def _check(scenario: Scenario, source: str) -> None:
         with with_remedy("`slimsched model train` writes one; slimresnet18-paper names the paper's, which ships"):
             read_text(Path(scenario.model.accuracy), source, "model.accuracy")
     _check_network(scenario, source)
-    _check_dataset(scenario, source)
+    if is_image_folder(scenario.model.dataset):  # a user's own class is imported when it is needed
+        try:
+            require_image_folder(Path(scenario.model.dataset))
+        except InputError as error:
+            raise InputError(source, "model.dataset", error.problem) from None
     _check_servers(scenario, source)
     first = _check_profiles(scenario, source)
     check_faults(scenario, source)
-    _check_routers(scenario, first, source)
+    for section, routers in (("compare", scenario.compare.routers), ("validate", scenario.validate_.routers)):
+        for index, name in enumerate(routers):
+            _check_router(name, first, source, f"{section}.routers.{index}")
     scenario.workload.require_files()
 
 
@@ -119,15 +125,6 @@ def _check_network(scenario: Scenario, source: str) -> None:
     if not is_own(name):
         problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for one of your own"
         raise InputError(source, "model.network", problem)
-
-
-def _check_dataset(scenario: Scenario, source: str) -> None:
-    """Check that its folder is there; a user's own class is imported when it is needed."""
-    if is_image_folder(scenario.model.dataset):
-        try:
-            require_image_folder(Path(scenario.model.dataset))
-        except InputError as error:
-            raise InputError(source, "model.dataset", error.problem) from None
 
 
 def _check_servers(scenario: Scenario, source: str) -> None:
@@ -177,20 +174,20 @@ def _check_emulation(
 
 
 def _check_profiles(scenario: Scenario, source: str) -> Profile | None:
-    """Profiles can be read, are of one network, and cover what their servers ask of them; returns the first."""
+    """Check that profiles are readable, of one network, and cover what servers ask of them; returns the first."""
     first: tuple[str, Profile] | None = None
     for index, server in scenario.cluster.numbered_servers:
         if server.known_profile is None:
             continue
         key = f"cluster.servers.{index}"
-        named = f"{key}.{server.profile_key}"
-        with _named_by(source, f"{named} ({server.name})"):
-            profile = read_profile(Path(server.known_profile), source, named)
+        profile_key = f"{key}.{server.profile_key}"
+        with _named_by(source, f"{profile_key} ({server.name})"):
+            profile = read_profile(Path(server.known_profile), source, profile_key)
         first = first or (server.name, profile)
         if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
             network, other = _network_of(profile), f"{first[0]!r} has another network: {_network_of(first[1])}"
             remedy = "give all servers profiles of one network (`slimsched profile synth --network`, or calibrate)"
-            raise InputError(source, named, f"{profile.name!r} is of {network}; {other}; {remedy}")
+            raise InputError(source, profile_key, f"{profile.name!r} is of {network}; {other}; {remedy}")
         knobs, spans_hosts = scenario.cluster.greedy_of(server), scenario.cluster.backend == "ray"
         _check_server_against(profile, server, knobs, source, key, spans_hosts=spans_hosts)
     return None if first is None else first[1]
@@ -218,9 +215,9 @@ def _check_server_against(
         problem = f"{greedy.batch_limit} is beyond what the profile of {server.name!r} covers"
         problem += f"; allowed are 1 to {profile.batch_limit}"
         raise InputError(source, _greedy_key(server, "batch_limit", key), problem)
-    known = {(cost.segment, cost.width) for cost in profile.memory.instances}
+    instances = {(cost.segment, cost.width) for cost in profile.memory.instances}
     for pair in () if isinstance(greedy.preload, str) else greedy.preload:
-        if pair not in known:
+        if pair not in instances:
             allowed = f"segments 1 to {profile.model.segments} at widths {list(profile.model.widths)}"
             problem = f"no instance {list(pair)} of {server.name!r}; allowed are {allowed}"
             raise InputError(source, _greedy_key(server, "preload", key), problem)
@@ -255,12 +252,6 @@ def check_fault_server(name: str, names: Sequence[str], source: str, index: int)
         raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
 
 
-def _check_routers(scenario: Scenario, profile: Profile | None, source: str) -> None:
-    for section, routers in (("compare", scenario.compare.routers), ("validate", scenario.validate_.routers)):
-        for index, name in enumerate(routers):
-            _check_router(name, profile, source, f"{section}.routers.{index}")
-
-
 def _check_router(name: str, profile: Profile | None, source: str, key: str = "") -> None:
     check_router(name, source, key)
     if profile is not None:
@@ -273,9 +264,9 @@ def require_router(name: str, scenario: Scenario, flag: str = "--router") -> Non
     Raises:
         InputError: it can't, or doesn't.
     """
-    known = [server.known_profile for server in scenario.cluster.named_servers]
-    named = next((Path(each) for each in known if each is not None), None)
-    _check_router(name, None if named is None else read_profile(named), flag)
+    profiles = [server.known_profile for server in scenario.cluster.named_servers]
+    first = next((Path(each) for each in profiles if each is not None), None)
+    _check_router(name, None if first is None else read_profile(first), flag)
 
 
 @contextmanager

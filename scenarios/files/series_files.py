@@ -124,12 +124,12 @@ def _column(path: Path, column: str) -> list[Cell]:
         problem = f"{columns.count(column)} columns {column!r}" if column in columns else f"no column {column!r}"
         remedy = "name each once" if column in columns else nearest(column, [name[:100] for name in columns[:100]])
         raise InputError(str(path), "line 1", f"{problem}; {remedy}")
-    place = columns.index(column)
+    index = columns.index(column)
     cells: list[Cell] = []
     wrong, first = 0, ""
     for line, row in rows:
         if isinstance(row, list) and len(row) == len(columns):
-            cells.append((line, row[place].strip()))
+            cells.append((line, row[index].strip()))
             continue
         wrong += 1
         first = first or f"line {line} ({row if isinstance(row, str) else f'{len(row)} fields'})"

@@ -95,22 +95,22 @@ def equalled(run: Run, world: World) -> tuple[World, EqualAccuracy]:
     Raises:
         InputError: the scenario names no floor, or no dial of a router has it.
     """
-    given, floor = run.scenario.compare, Slo.of(run.scenario).floor
+    section, floor = run.scenario.compare, Slo.of(run.scenario).floor
     if floor is None:
         remedy = "name the accuracy that all are to have, such as --set slo.floor=0.75"
         raise InputError(run.scenario.name, "slo.floor", f"missing; {remedy}")
-    runs, dials = EqualRuns(world, given.seeds, run.folder.path), dict[str, float | None]()
-    with Progress("equal accuracy", len(given.routers), unit="router", quiet=run.quiet) as progress:
-        for router in given.routers:
-            found = runs.at_floor(router, floor)
-            if found.by is not None and not found.is_kept:
+    runs, dials = EqualRuns(world, section.seeds, run.folder.path), dict[str, float | None]()
+    with Progress("equal accuracy", len(section.routers), unit="router", quiet=run.quiet) as progress:
+        for router in section.routers:
+            dial = runs.at_floor(router, floor)
+            if dial.by is not None and not dial.is_kept:
                 problem = f"no dial of {router} has {100 * floor:g} % on these runs; compare without it, or lower it"
                 raise InputError(run.scenario.name, "slo.floor", problem)
-            dials[display_name(router)] = found.by
+            dials[display_name(router)] = dial.by
             progress.update(1)
     turned = {name: by for name, by in dials.items() if by is not None}
-    told = [f"{name} {'has no dial' if by is None else f'{by:+.2f}'}" for name, by in dials.items()]
-    run.say(f"equal accuracy: dials at {100 * floor:g} %: {', '.join(told)}")
+    texts = [f"{name} {'has no dial' if by is None else f'{by:+.2f}'}" for name, by in dials.items()]
+    run.say(f"equal accuracy: dials at {100 * floor:g} %: {', '.join(texts)}")
     return world.with_dials(turned), EqualAccuracy(floor=floor, dials=dials)
 
 
@@ -131,34 +131,34 @@ def engine_to_go_on(run: Run, world: World, quicker: Simulator) -> Simulator:
 
 
 def _fingerprint(run: Run, world: World, engine: Simulator) -> str:
-    given = run.scenario.compare
+    section = run.scenario.compare
     shape = (run.scenario.duration_s, run.scenario.warmup_s, run.scenario.training.deterministic, engine)
-    promised = Slo.of(run.scenario)
+    slo = Slo.of(run.scenario)
     return run.fingerprint(
-        *run.world_parts(), *run.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM,
-        promised.floor, run.scenario.slo.model_dump(mode="json"),
-        *world.decision_parts([display_name(router) for router in given.routers]), dict(world.dials),
+        *run.world_parts(), *run.router_parts(section.routers), section.seeds, shape, RESULTS, RECORDS_FORM,
+        slo.floor, run.scenario.slo.model_dump(mode="json"),
+        *world.decision_parts([display_name(router) for router in section.routers]), dict(world.dials),
     )  # fmt: skip
 
 
 def _compared(run: Run, world: World, engine: Simulator, jobs: int, within: Within) -> list[Result]:
     """Run the stage: all results, of which those of an interrupted comparison are not made again."""
-    given = run.scenario.compare
+    section = run.scenario.compare
     fingerprint = _fingerprint(run, world, engine)
     target = run.folder / RESULTS
     memo = run.folder.memo(STAGE, fingerprint)
 
     def work() -> Sequence[Path]:
-        known: list[Result] = list(memo.rows)
-        with within(), Progress("compare", given.runs, unit="run", quiet=run.quiet) as progress:
+        earlier: list[Result] = list(memo.rows)
+        with within(), Progress("compare", section.runs, unit="run", quiet=run.quiet) as progress:
 
             def keep(result: Result) -> None:
-                if result not in known:
+                if result not in earlier:
                     memo.add(result)
                 progress.update(1)
 
             results = simulate_all(
-                world, given.routers, given.seeds, made_in=run.folder.path, finished=known, on_result=keep,
+                world, section.routers, section.seeds, made_in=run.folder.path, finished=earlier, on_result=keep,
                 engine=engine, jobs=jobs,
             )  # fmt: skip
         write_json(target, results)
@@ -256,11 +256,11 @@ def published() -> tuple[Case, ...]:
 
 
 def _typed(row: Mapping[str, str]) -> dict[str, Any]:
-    words, found = ("case", "router"), dict[str, Any](row)
+    texts, typed = ("case", "router"), dict[str, Any](row)
     for key, text in row.items():
-        if key not in words:
-            found[key] = text == "True" if key == "is_kept" else float(text) if text else None
-    return {**found, "seed": int(row["seed"])}
+        if key not in texts:
+            typed[key] = text == "True" if key == "is_kept" else float(text) if text else None
+    return {**typed, "seed": int(row["seed"])}
 
 
 def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *, quiet: bool = False) -> SuiteScore:
@@ -274,31 +274,33 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
     Raises:
         InputError: no such case or router, or one that doesn't fit a case.
     """
-    suite, known = read_suite(), {case.name: case for case in published()}
+    suite, published_cases = read_suite(), {case.name: case for case in published()}
     names = case_names(suite)
     for name in only:
         if name not in names:
             raise InputError("--only", "", f"{name!r} is no case; {nearest(name, names)}")
-    wanted = [name for name in names if not only or name in only]
+    selected = [name for name in names if not only or name in only]
     memo, cases = folder.memo("suite", inputs_hash(FILE, code_here())), []
     finished = {row["inputs"]: row["rows"] for row in memo.rows}
-    with Progress("suite", len(wanted) * len(routers), unit="router and case", quiet=quiet) as progress:
-        for name in wanted:
+    with Progress("suite", len(selected) * len(routers), unit="router and case", quiet=quiet) as progress:
+        for name in selected:
             case = load_case(suite, name)
-            its = known.get(name) or Case(name, case.floor, bound_s(case), {})
+            entry = published_cases.get(name) or Case(name, case.floor, bound_s(case), {})
             runs = EqualRuns(case.world, case.seeds)
             for router in routers:
                 label = display_name(router)
                 inputs = inputs_hash(name, label, decided_by(router, "--router"))
                 if inputs not in finished:
-                    rows = rows_of([replace(its, routers={label: runs.at_floor(router, case.floor)})])
+                    rows = rows_of([replace(entry, routers={label: runs.at_floor(router, case.floor)})])
                     memo.add({"inputs": inputs, "rows": rows})
                     finished[inputs] = rows
-                its = replace(its, routers={**its.routers, **cases_of(finished[inputs])[0].routers})
+                entry = replace(entry, routers={**entry.routers, **cases_of(finished[inputs])[0].routers})
                 progress.update(1)
-            cases.append(its)
+            cases.append(entry)
     entrants = tuple(map(display_name, routers))
-    others = dict.fromkeys(router for case in known.values() for router in case.routers if router not in entrants)
+    others = dict.fromkeys(
+        router for case in published_cases.values() for router in case.routers if router not in entrants
+    )
     return SuiteScore(published=tuple(others), entrants=entrants, cases=tuple(cases))
 
 

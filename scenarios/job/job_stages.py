@@ -195,8 +195,8 @@ class Run:
     @property
     def accuracy_path(self) -> Path:
         """The path of the scenario's accuracy table, or of the run's own, made or not."""
-        given = self.scenario.model.accuracy
-        return Path(given) if given else self.folder / ACCURACY_FILE
+        path = self.scenario.model.accuracy
+        return Path(path) if path else self.folder / ACCURACY_FILE
 
     def router_parts(self, routers: Sequence[str]) -> list[Any]:
         """Return routers' names in tables, and what they decide by: files, or a user's code.
@@ -255,9 +255,9 @@ def cuts_text(scenario: Scenario) -> str:
     cuts = []
     for section, key in _SIZES:
         part = getattr(scenario, section) if section else scenario
-        given, usual = getattr(part, key), type(part).model_fields[key].default
-        if given < usual:
-            cuts.append(f"{section}.{key}".lstrip(".") + f" {_size(given)} of {_size(usual)}")
+        value, default = getattr(part, key), type(part).model_fields[key].default
+        if value < default:
+            cuts.append(f"{section}.{key}".lstrip(".") + f" {_size(value)} of {_size(default)}")
     return f"cut for time, of the defaults: {', '.join(cuts)}" if cuts else ""
 
 
@@ -274,7 +274,12 @@ def devices_text(servers: Sequence[ServerSection]) -> str:
     if not with_device:
         return ""
     devices = ", ".join(f"{server.name}: {_device_text(server)}" for server in with_device)
-    return f"devices: {devices}; {_router_text(with_device)}"
+    pinned = [server.device.cores for server in with_device if server.device is not None]
+    usable = usable_cores()
+    free = [core for core in usable if not any(core in cores for cores in pinned)]
+    if free and all(pinned):  # see `hw.router.router_loop`
+        return f"devices: {devices}; the router's process has core {', '.join(map(str, free))} to itself"
+    return f"devices: {devices}; the router's process and theirs share {plural(len(usable), 'core')}"
 
 
 def _device_text(server: ServerSection) -> str:
@@ -287,16 +292,6 @@ def _device_text(server: ServerSection) -> str:
     cores = f"core {', '.join(map(str, device.cores))}" if device.cores else "all cores"
     slower = "" if device.onednn else " without oneDNN, which makes it slower"
     return f"{cores}, {plural(device.threads, 'thread')}{slower}"
-
-
-def _router_text(servers: Sequence[ServerSection]) -> str:
-    """Describe the router's placement by `hw.router.router_loop`: on the cores without pinned agents, if all are
-    pinned."""
-    pinned = [server.device.cores for server in servers if server.device is not None]
-    free = [core for core in usable_cores() if not any(core in cores for cores in pinned)]
-    if free and all(pinned):
-        return f"the router's process has core {', '.join(map(str, free))} to itself"
-    return f"the router's process and theirs share {plural(len(usable_cores()), 'core')}"
 
 
 def pressure_text(world: World) -> str:

@@ -59,8 +59,8 @@ def compiling_ahead(say: Say) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     say(f"compile: the engine, in the background; only once, it is kept in {cache_folder()}")
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen([sys.executable, "-m", __name__], stdin=quiet, stdout=quiet, stderr=quiet)  # noqa: S603 - this module
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen([sys.executable, "-m", __name__], stdin=nowhere, stdout=nowhere, stderr=nowhere)  # noqa: S603 - this module
 
     def wait() -> None:
         if process.poll() is None:
@@ -149,8 +149,8 @@ def require_what_is_known(run: Run) -> None:
         require_devices(run.scenario)
         if any(map(is_router_file, run.routers)) or _has_caps(run):
             with own_code(network):
-                given = run.scenario.model.checkpoint
-                model = network.build() if network and given is None else run.model.load()[0]
+                checkpoint = run.scenario.model.checkpoint
+                model = network.build() if network and checkpoint is None else run.model.load()[0]
             require_routers(run.scenario, model.spec.segments, model.spec.widths)
             require_caps(run.scenario, model)
     if run.can_validate:
@@ -162,8 +162,9 @@ def _has_caps(run: Run) -> bool:
     cluster = run.scenario.cluster
     knobs = [cluster.greedy_of(server) for server in cluster.named_servers]
     devices = [server.device for server in cluster.named_servers if server.device is not None]
-    said = any(each.vram_cap_gb is not None or not isinstance(each.preload, str) for each in knobs)
-    return said or any(device.vram_gb is not None for device in devices)
+    if any(each.vram_cap_gb is not None or not isinstance(each.preload, str) for each in knobs):
+        return True
+    return any(device.vram_gb is not None for device in devices)
 
 
 if __name__ == "__main__":

@@ -34,27 +34,27 @@ def require_accuracy(run: Run) -> None:
     Raises:
         InputError: it is not, or the images that it was measured on can't be opened.
     """
-    given = run.scenario.model
-    if given.accuracy is None:
+    section = run.scenario.model
+    if section.accuracy is None:
         return
-    table, key = load_accuracy(Path(given.accuracy)), "model.accuracy"
+    table, key = load_accuracy(Path(section.accuracy)), "model.accuracy"
     if isinstance(table, PaperTable):
         problem = "is no measurement of the network that this scenario runs; leave one of the two out"
-        raise InputError(run.scenario.name, key, f"{given.accuracy} {problem}")
-    if given.checkpoint is None:
-        problem = f"{given.accuracy} can't be of a network that is yet to be trained; leave it out"
+        raise InputError(run.scenario.name, key, f"{section.accuracy} {problem}")
+    if section.checkpoint is None:
+        problem = f"{section.accuracy} can't be of a network that is yet to be trained; leave it out"
         raise InputError(run.scenario.name, key, problem)
     _, metadata = run.model.load()
     if table.hash != metadata["hash"]:
-        problem = f"{given.accuracy} is of the network {table.hash}, the checkpoint is {metadata['hash']}"
+        problem = f"{section.accuracy} is of the network {table.hash}, the checkpoint is {metadata['hash']}"
         raise InputError(run.scenario.name, key, f"{problem}; leave it out, or name the one that belongs to it")
     load_measured(run.scenario, table)  # a missing folder shows now, not after the calibration
 
 
 def make_model(run: Run) -> None:
     """Train the network, unless the scenario brings one."""
-    given, network = run.scenario.model, run.network
-    if given.checkpoint is not None or network is None:
+    section, network = run.scenario.model, run.network
+    if section.checkpoint is not None or network is None:
         run.model.load()  # refuses what is not a model, before anything else runs
         return
     if network.is_own:
@@ -73,10 +73,10 @@ def make_accuracy(run: Run) -> None:
     """Evaluate every width tuple on every test image."""
 
     def work() -> Sequence[Path]:
-        given = run.scenario.model
-        device = given.training.device
+        section = run.scenario.model
+        device = section.training.device
         with blamed_on(run.scenario):
-            return [evaluate_model(run, given.dataset, device=device)]
+            return [evaluate_model(run, section.dataset, device=device)]
 
     network = run.network
     if network is not None and network.is_own:
@@ -88,8 +88,8 @@ def make_accuracy(run: Run) -> None:
 
 def training_knobs(scenario: Scenario) -> TrainingKnobs:
     """Return the data set's recipe, with what the scenario changes."""
-    given = scenario.model.training.model_dump(exclude_none=True)
-    return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **given)
+    changes = scenario.model.training.model_dump(exclude_none=True)
+    return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **changes)
 
 
 @contextmanager
@@ -112,10 +112,10 @@ def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:
         InputError: it is not there, or is a folder that has changed since.
     """
     with blamed_on(scenario):
-        given = scenario.model.dataset
-        if not is_image_folder(given):
+        name = scenario.model.dataset
+        if not is_image_folder(name):
             return load_dataset(evaluation.dataset)
-        dataset = load_dataset(given)
+        dataset = load_dataset(name)
         if dataset.name != evaluation.dataset:
             problem = f"the accuracy was measured on {evaluation.dataset}, this is {dataset.name}; evaluate again"
             raise InputError("model", "dataset", problem)
@@ -152,17 +152,17 @@ def train_model(run: Run, fingerprint: str) -> list[Path]:
     network, folder = run.network, run.folder
     assert network is not None, "asked for by the caller"
     knobs = training_knobs(run.scenario)
-    work = folder / "training" / f"model-{fingerprint[:12]}"
-    checkpoint = work.with_suffix(".safetensors")
+    log_path = folder / "training" / f"model-{fingerprint[:12]}"
+    checkpoint = log_path.with_suffix(".safetensors")
     data = load_dataset(run.scenario.model.dataset)
     with own_code(network), Progress("train the network", None, unit="step", quiet=run.quiet) as progress:
 
         def on_step(done: int, steps: int) -> None:
             progress.set(done, steps)
 
-        wanted = partial(trained, network, data, knobs, checkpoint, work)
+        task = partial(trained, network, data, knobs, checkpoint, log_path)
         model = network.build()
-        model.load_state_dict(load(runner_for(knobs.device)(wanted, on_step)))
+        model.load_state_dict(load(runner_for(knobs.device)(task, on_step)))
     metadata = {"dataset": data.name, "training": json.dumps(asdict(knobs), sort_keys=True)}
     save_model(folder / MODEL_FILE, model, network.label, metadata)
     return [folder / MODEL_FILE]
@@ -178,7 +178,7 @@ def evaluate_model(run: Run, dataset: str, *, device: str = "cpu") -> Path:
         own_code(file.network),
         Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=run.quiet) as progress,
     ):
-        wanted = partial(evaluated, file, data, device)
-        evaluation = runner_for(device)(wanted, lambda done, _: progress.set(done))
+        task = partial(evaluated, file, data, device)
+        evaluation = runner_for(device)(task, lambda done, _: progress.set(done))
     save_accuracy(run.folder / ACCURACY_FILE, replace(evaluation, made_with=of_accuracy(run.scenario)))
     return run.folder / ACCURACY_FILE

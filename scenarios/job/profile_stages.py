@@ -14,14 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from calibrate.calibration_log import CalibrationRequest
-from hw.device_settings import DeviceSpec
 from hw.networks.datasets import load_dataset
 from kit.documents import read_text, with_remedy, write_json, write_text
 from kit.files import set_aside
 from scenarios.executors.device_calibration import calibrate_device, calibrate_on_host
 from scenarios.executors.device_choice import candidates, device_of, joined_hosts, section_of, share_warning
 from scenarios.executors.preflight import measure_links
-from scenarios.executors.serving_measurement import measure_serving, with_overheads
+from scenarios.executors.serving_measurement import measure_decisions, measure_serving, with_overheads
 from scenarios.files.bundled_files import profile_file
 from scenarios.files.router_files import display_name
 from scenarios.files.scenario_keys import DeviceSection, ServerSection
@@ -112,15 +111,15 @@ def _link_parts(run: Run) -> list[Path]:
 def _measure_links(run: Run) -> None:
     """Run the stage `links`: the links between the hosts, and the offsets of their clocks."""
     section, target = run.scenario.cluster, run.folder / LINKS_FILE
-    named = [section.host_of(server) or "" for server in section.owners]
+    names = [section.host_of(server) or "" for server in section.owners]
 
     def work() -> Sequence[Path]:
         with joined_hosts(section, run.scenario.name) as hosts:
-            measured = measure_links(hosts, [host or hosts.here for host in named], run.say)
+            measured = measure_links(hosts, [host or hosts.here for host in names], run.say)
         write_json(target, msgspec.to_builtins(measured))
         return [target]
 
-    run.stage("links", run.fingerprint(LINKS_SCHEMA, section.address, *named), work)
+    run.stage("links", run.fingerprint(LINKS_SCHEMA, section.address, *names), work)
 
 
 def _with_link(run: Run, name: str, profile: Profile) -> Profile:
@@ -134,12 +133,14 @@ def _with_link(run: Run, name: str, profile: Profile) -> Profile:
 
 def _calibrate(run: Run, server: ServerSection) -> None:
     scenario = run.scenario
-    device = device_of(server, scenario.cluster.named_servers)
-    peer = _peer_of(run, server)
+    servers = scenario.cluster.named_servers
+    device = device_of(server, servers)
+    others = [other for other in servers if other.name != server.name and other.device is not None]
+    peer = device_of(others[0], servers) if others else device  # to measure the link to
     limit = max(
-        scenario.cluster.greedy_of(s).batch_limit
-        for s in scenario.cluster.named_servers
-        if server.name in (s.name, s.shares_device_with)
+        scenario.cluster.greedy_of(other).batch_limit
+        for other in servers
+        if server.name in (other.name, other.shares_device_with)
     )
     made_with = of_profile(scenario, server)
     parts = (*_link_parts(run), *((server.host or "",) if _spans_hosts(run) else ()))
@@ -147,10 +148,10 @@ def _calibrate(run: Run, server: ServerSection) -> None:
 
     def work() -> Sequence[Path]:
         log_path = run.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
-        wanted = CalibrationRequest(
+        request = CalibrationRequest(
             run.model,
             device,
-            candidates=candidates(device, section_of(server, scenario.cluster.named_servers)),
+            candidates=candidates(device, section_of(server, servers)),
             budget_s=scenario.calibration.budget,
             batch_limit=limit,
             log_path=log_path,
@@ -163,21 +164,14 @@ def _calibrate(run: Run, server: ServerSection) -> None:
         if warning := share_warning(server.name, device):
             run.warn(warning)
         if _spans_hosts(run):
-            profile = _with_link(run, server.name, calibrate_on_host(scenario, server, wanted, run.say))
+            profile = _with_link(run, server.name, calibrate_on_host(scenario, server, request, run.say))
         else:
-            profile = calibrate_device(wanted, quiet=run.quiet, say=run.say, budget_key=key)
+            profile = calibrate_device(request, quiet=run.quiet, say=run.say, budget_key=key)
         path = calibrated_path(run.folder.path, server.name)
         write_text(path, profile.model_copy(update={"made_with": made_with}).to_yaml())
         return [path]
 
     run.stage(f"calibrate-{server.name}", fingerprint, work)
-
-
-def _peer_of(run: Run, server: ServerSection) -> DeviceSpec | None:
-    """Return another real server to measure the link to, on a machine that has one."""
-    servers = run.scenario.cluster.named_servers
-    others = [s for s in servers if s.name != server.name and s.device is not None]
-    return device_of(others[0], servers) if others else device_of(server, servers)
 
 
 def make_serving(run: Run) -> None:
@@ -199,9 +193,9 @@ def make_serving(run: Run) -> None:
         overheads = measure_serving(
             world, model, images, run.scenario.seed, allow_busy=run.scenario.calibration.allow_busy, say=run.say
         )
-        for device, (server, source, kept) in enumerate(zip(servers, sources, served, strict=True)):
+        for device, (server, source, target) in enumerate(zip(servers, sources, served, strict=True)):
             text = with_overheads(read_profile(source), overheads, device).to_yaml()
-            write_text(kept, text)
+            write_text(target, text)
             _put(run, server, text)
         return served
 
@@ -225,10 +219,10 @@ OF_THE_MACHINE = ("system", "cores")
 
 def with_decision_times(run: Run, world: World, routers: Sequence[str]) -> World:
     """Return the world in which each of these routers' decisions take their time measured here, if that is known."""
-    if world.scenario.router.decision_s != "measured" or all(p.router_host is None for p in world.profiles):
+    if world.scenario.router.decision_s != "measured" or all(profile.router_host is None for profile in world.profiles):
         return world  # the user's own word, or costs that `random` is not part of
-    noted = run.folder.environments.get("serving")  # if this folder's own stage has measured what serving costs
-    is_here = noted is not None and _machine_of(noted) == _machine_of(run.environment)
+    recorded = run.folder.environments.get("serving")  # if this folder's own stage has measured what serving costs
+    is_here = recorded is not None and _machine_of(recorded) == _machine_of(run.environment)
     times = {}
     for router in dict.fromkeys(routers):
         name = display_name(router)
@@ -247,10 +241,6 @@ def _make(run: Run, world: World, router: str, path: Path, is_here: bool) -> boo
         return False
 
     def work() -> Sequence[Path]:
-        from scenarios.executors.serving_measurement import (
-            measure_decisions,  # opens torch, which a comparison does not need
-        )
-
         time = measure_decisions(world, name, lambda: world.router(router, run.folder.path), seed)
         write_json(path, time.model_dump(mode="json", by_alias=True))
         if (beyond_us := round(1e6 * time.beyond_s)) > 0:
@@ -261,6 +251,6 @@ def _make(run: Run, world: World, router: str, path: Path, is_here: bool) -> boo
     return True
 
 
-def _machine_of(found: dict[str, Any]) -> list[Any]:
-    devices = [device.get("name") for device in found.get("devices", []) if isinstance(device, dict)]
-    return [*(found.get(name) for name in OF_THE_MACHINE), devices]
+def _machine_of(recorded: dict[str, Any]) -> list[Any]:
+    devices = [device.get("name") for device in recorded.get("devices", []) if isinstance(device, dict)]
+    return [*(recorded.get(name) for name in OF_THE_MACHINE), devices]

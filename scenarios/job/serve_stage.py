@@ -41,7 +41,7 @@ from scenarios.executors.executor_runs import real_cluster, without_faults
 from scenarios.executors.preflight import require_devices, require_ready
 from scenarios.files.bundled_files import made_kind
 from scenarios.files.router_files import display_name
-from scenarios.files.scenario_keys import GB, Goals
+from scenarios.files.scenario_keys import GB
 from scenarios.job.job_stages import Run
 from scenarios.job.network_stages import load_measured
 from scenarios.job.validation_stage import warn_of_another_stack
@@ -81,7 +81,7 @@ class ModelOrders:
         self.world = self._first = world
         self._run, self._journal = run, journal
         self._serving = run.model_to_serve
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="new-model")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="new-model")
         self._read: Future[Candidate] | None = None
         self._rolls = False
 
@@ -93,7 +93,7 @@ class ModelOrders:
     def ask(self, path: Path, router: str, floor: float) -> None:
         """Have it serve from some moment on, with this router; `floor` is asked for at present."""
         self._run.say(f"serve: reads {path}")
-        self._read = self._hands.submit(self._candidate, path, router, floor)
+        self._read = self._reader.submit(self._candidate, path, router, floor)
 
     def orders(self, cluster: HardwareCluster, door: Ingress) -> Iterator[NewModel]:
         """Yield the model that was read, for a cluster, and notify clients; report and ignore one that can't serve."""
@@ -106,7 +106,7 @@ class ModelOrders:
             self._failed(str(error))
             return
 
-        def took_over() -> None:
+        def on_taken_over() -> None:
             self._rolls = False
             self._serving, self.world = candidate.file, candidate.world
             door.serve_model(candidate.version, top1)
@@ -116,22 +116,22 @@ class ModelOrders:
         self._rolls = True
         self._run.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
         starts, top1 = cluster.starts_of(candidate.file), candidate.world.cluster.router.top1
-        yield NewModel(starts, candidate.policy, top1, took_over, self._failed)
+        yield NewModel(starts, candidate.policy, top1, on_taken_over, self._failed)
 
     def _failed(self, reason: str) -> None:
         self._rolls = False
         self._run.say(f"serve: {reason}; the model stays as it was")
 
     def _candidate(self, path: Path, router: str, floor: float) -> Candidate:
-        now, folder = self.world, self._run.folder.path
-        version, table = read_new_model(path, self._serving, now)
-        profiles = dict(zip((spec.name for spec in now.cluster.servers), now.profiles, strict=True))
-        world = build_world(now.scenario, profiles, NetworkAccuracy.of(table))
+        world_now, folder = self.world, self._run.folder.path
+        version, table = read_new_model(path, self._serving, world_now)
+        profiles = dict(zip((spec.name for spec in world_now.cluster.servers), world_now.profiles, strict=True))
+        world = build_world(world_now.scenario, profiles, NetworkAccuracy.of(table))
         best = max(world.held_top1.values())
         if best < floor:
             problem = f"is at best {best:.2%} accurate, asked for are {floor:.2%}; ask for less before (--floor)"
             raise InputError(str(path), "", problem)
-        policy = endless_policy(world, self._as_it_is(router), folder, now.cluster.router, takes_over=True)
+        policy = endless_policy(world, self._as_it_is(router), folder, world_now.cluster.router, takes_over=True)
         assert self._serving is not None, "it was read beside it"
         file = replace(self._serving, path=folder / CONTROL / f"{version}.safetensors")
         shutil.copyfile(path, file.path)  # a restarted server finds what was read now
@@ -156,8 +156,8 @@ def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, 
     if isinstance(policy, PPORouter):
         return EndlessRouter(policy, nanoseconds(world.scenario.training.horizon_s))
     control = getattr(policy, "control", None)
-    for each in control.all if isinstance(control, GoalControl) else ():
-        each.takes_over = takes_over
+    for goal in control.all if isinstance(control, GoalControl) else ():
+        goal.takes_over = takes_over
     return by_plan(policy, config)
 
 
@@ -172,21 +172,21 @@ def read_new_model(path: Path, serving: ModelFile | None, world: World) -> tuple
         raise InputError(str(path), "", "emulated devices serve no network")
     if world.scenario.cluster.backend == "ray":
         raise InputError(str(path), "", "a cluster of several hosts takes no new model while it serves")
-    _, found = replace(serving, path=path).load()
-    known = header(serving.path)
+    _, metadata = replace(serving, path=path).load()
+    serving_metadata = header(serving.path)
     for key in ("network", "config", "structure"):
-        if found.get(key) != known.get(key):
+        if metadata.get(key) != serving_metadata.get(key):
             raise InputError(str(path), key, f"is of another network than what serves ({serving.path})")
-    version, now = found["hash"], world.accuracy.evaluation
-    if version == now.hash:
+    version, current = metadata["hash"], world.accuracy.evaluation
+    if version == current.hash:
         raise InputError(str(path), "hash", f"these weights serve already ({version})")
-    beside = path.with_name(ACCURACY_FILE)
-    table = load_accuracy(beside)
+    table_path = path.with_name(ACCURACY_FILE)
+    table = load_accuracy(table_path)
     if not isinstance(table, Evaluation) or table.hash != version:
         remedy = "`slimsched model train` with model.checkpoint makes it"
-        raise InputError(str(beside), "model", f"is not of {path} ({version}); {remedy}")
-    if (table.dataset, set(table.tuples)) != (now.dataset, set(now.tuples)):
-        raise InputError(str(beside), "dataset", f"must be {now.dataset}, with the widths that serve")
+        raise InputError(str(table_path), "model", f"is not of {path} ({version}); {remedy}")
+    if (table.dataset, set(table.tuples)) != (current.dataset, set(current.tuples)):
+        raise InputError(str(table_path), "dataset", f"must be {current.dataset}, with the widths that serve")
     return version, table
 
 
@@ -222,10 +222,10 @@ def serve(
     if scenario.faults or scenario.slo.schedule:
         run.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
-    asked = _OperatorOrders(run, ModelOrders(run, world, journal), router, config, journal)
-    asked.warn_of_floor()
+    orders = _OperatorOrders(run, ModelOrders(run, world, journal), router, config, journal)
+    orders.warn_of_floor()
     routing = Routing(
-        asked.policy(router),
+        orders.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
         world.cluster.weights,
         world.cluster.prior,
@@ -243,8 +243,10 @@ def serve(
         carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
         spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
         open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
-        log = _log_of(run)
-        if log is not None:
+        log = None
+        if scenario.serve.log_gb:
+            bounds = LogBounds(scenario.serve.log_gb * GB, scenario.serve.log_age_s)
+            log = SegmentLog(run.folder / SERVED, bounds, lambda text: run.say(f"serve: {text}"))
             stack.callback(log.close)
         tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
         tell = _Teller(open_door, tally, journal)
@@ -256,17 +258,8 @@ def serve(
                 log.watch(core)
             return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
 
-        operator = Operator(wishes, lambda: asked.orders(wishes, cluster, open_door))
-        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, run.say, operator)
-
-
-def _log_of(run: Run) -> SegmentLog | None:
-    """Open the log of what is served; None if the scenario wants no log."""
-    wanted = run.scenario.serve
-    if not wanted.log_gb:
-        return None
-    bounds = LogBounds(wanted.log_gb * GB, wanted.log_age_s)
-    return SegmentLog(run.folder / SERVED, bounds, lambda text: run.say(f"serve: {text}"))
+        operator = Operator(wishes, lambda: orders.orders(wishes, cluster, open_door))
+        return cluster.serve(traffic, config, routing, orders.goals, tally, tell, run.say, operator)
 
 
 def _served(run: Run, world: World, slots: int) -> Served:
@@ -276,11 +269,11 @@ def _served(run: Run, world: World, slots: int) -> Served:
     top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
     classes = tuple(
         RequestClass(
-            of.name if of else "",
+            section.name if section else "",
             inf if deadline_s is None else deadline_s,
-            inf if of is None or of.p99_limit_s is None else of.p99_limit_s,
+            inf if section is None or section.p99_limit_s is None else section.p99_limit_s,
         )
-        for of, deadline_s in zip(run.scenario.classes or [None], run.scenario.deadlines_s, strict=True)
+        for section, deadline_s in zip(run.scenario.classes or [None], run.scenario.deadlines_s, strict=True)
     )
     if model is None:
         network = served_of(world)
@@ -299,17 +292,17 @@ class _Teller:
         self._door = door
         self._tally = tally
         self._journal = journal
-        self._known = self._said = False
+        self._is_ready = self._was_ready = False
 
     def __call__(self, progress: RunProgress) -> None:
         """Report how far the loop is."""
-        if self._known != self._said:  # the ingress has received it by now
-            self._said = self._known
-            if self._said:
+        if self._is_ready != self._was_ready:  # the ingress has received it by now
+            self._was_ready = self._is_ready
+            if self._is_ready:
                 self._journal.note("ready", "serve: ready")
             else:
                 self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
-        self._known = self._tally.is_ready
+        self._is_ready = self._tally.is_ready
         self._door.report(self._tally.status(progress))
         notify("WATCHDOG=1")
 
@@ -323,7 +316,7 @@ class _OperatorOrders:
         self.router = router
         self._config = config
         self._journal = journal
-        self._asked = run.scenario.slo.goals(run.scenario.tuning.floor)[0]
+        self._current = run.scenario.slo.goals(run.scenario.tuning.floor)[0]
 
     def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
         """Return a router by name or file, for a run without an end; raises `InputError` if it can't be made."""
@@ -334,8 +327,8 @@ class _OperatorOrders:
         """As the router's core takes them: of each class its own."""
         if self._run.scenario.classes:
             return self._models.world.class_goals
-        asked = self._asked
-        return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
+        current = self._current
+        return (GoalSet(current.floor, nanoseconds(current.p99_limit_s), current.energy_weight),)
 
     def orders(self, wishes: Wishes, cluster: HardwareCluster, door: Ingress) -> Iterator[Order]:
         """Yield what the operator has changed since the last call; an unreadable request is reported, and ignored."""
@@ -369,9 +362,13 @@ class _OperatorOrders:
                 "serve: each class keeps what `classes` promises it; no other goals are taken while it serves"
             )
             return
-        self._asked = self._asked._replace(**goals)
+        self._current = current = self._current._replace(**goals)
         yield from self.goals
-        text = f"serve: asked for from now on: {_goal_text(self._asked)}"
+        limit = (
+            f"p99 latency of {1000 * current.p99_limit_s:g} ms" if current.p99_limit_s else "no limit of p99 latency"
+        )
+        energy = f", {current.energy_weight:g} points a joule" if current.energy_weight else ""
+        text = f"serve: asked for from now on: accuracy {current.floor:.2%}, {limit}{energy}"
         self._journal.note("goals", text, **goals)
         self._warn_of([*goals])
 
@@ -385,31 +382,25 @@ class _OperatorOrders:
             self._run.say(f"serve: {warning}")
 
 
-def _goal_text(asked: Goals) -> str:
-    limit = f"p99 latency of {1000 * asked.p99_limit_s:g} ms" if asked.p99_limit_s else "no limit of p99 latency"
-    energy = f", {asked.energy_weight:g} points a joule" if asked.energy_weight else ""
-    return f"accuracy {asked.floor:.2%}, {limit}{energy}"
-
-
 @contextmanager
 def _stopping(journal: Journal) -> Iterator[Callable[[], bool]]:
     """Make SIGTERM and Ctrl-C a request to stop, which it yields; the second one ends the work at once."""
-    wished = told = False
+    is_requested = is_noted = False
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal wished
-        if wished:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal is_requested
+        if is_requested:
             raise KeyboardInterrupt
-        wished = True
+        is_requested = True
 
     def wants_stop() -> bool:
-        nonlocal told
-        if wished and not told:  # not in the signal's handler: a line may be half written at that moment
-            told = True
+        nonlocal is_noted
+        if is_requested and not is_noted:  # not in the signal's handler: a line may be half written at that moment
+            is_noted = True
             journal.note("stopping")
-        return wished
+        return is_requested
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield wants_stop
     finally:

@@ -50,11 +50,13 @@ def make_routers(run: Run, world: World, kinds: Sequence[str], *, says_scores: b
 
 def _made(run: Run, world: World, kind: str, says_score: bool) -> Score:
     """Run the stage of one kind, which scores its router on both engines."""
-    given = run.scenario
-    settings = (given.training if kind == PPO else given.tuning).model_dump(mode="json")
-    length = (given.duration_s, given.warmup_s)  # of what slices are taken from, and of the run that scores
-    fingerprint = run.fingerprint(*run.world_parts(is_training=True), settings, length, given.seed, kind)
-    path, steps, target = run.made(kind), run.folder / training_file(kind), run.folder / score_file(kind)
+    scenario = run.scenario
+    settings = (scenario.training if kind == PPO else scenario.tuning).model_dump(mode="json")
+    length = (scenario.duration_s, scenario.warmup_s)  # of what slices are taken from, and of the run that scores
+    fingerprint = run.fingerprint(*run.world_parts(is_training=True), settings, length, scenario.seed, kind)
+    path = run.made(kind)
+    steps = run.folder / training_file(kind)
+    target = run.folder / score_file(kind)
 
     def work() -> Sequence[Path]:
         require_trainable(world)
@@ -63,7 +65,7 @@ def _made(run: Run, world: World, kind: str, says_score: bool) -> Score:
             history = train_router(run, world, folder)
         else:
             history = _tuned(run, world, kind, Memo(folder / SCORES, fingerprint))
-        score = score_router(world, lambda: world.router(name, run.folder.path), name, given.seed)
+        score = score_router(world, lambda: world.router(name, run.folder.path), name, scenario.seed)
         write_json(steps, history)
         write_json(target, score)
         if says_score and kind == PPO:
@@ -94,10 +96,10 @@ def train_router(run: Run, world: World, folder: Path) -> list[dict[str, float]]
     scalars: list[dict[str, float]] = read_json(history) if history.exists() else []
     with Progress("train the router", run.scenario.training.decisions, unit="decision", quiet=run.quiet) as progress:
 
-        def tell(done: int, found: Mapping[str, float]) -> None:
+        def tell(done: int, figures: Mapping[str, float]) -> None:
             while scalars and scalars[-1]["decisions"] >= done:
                 scalars.pop()  # what was logged after the checkpoint that an interrupted training resumes from
-            scalars.append({"decisions": float(done), **found})
+            scalars.append({"decisions": float(done), **figures})
             write_json(history, scalars)
             progress.set(done)
 
@@ -106,39 +108,41 @@ def train_router(run: Run, world: World, folder: Path) -> list[dict[str, float]]
     return scalars
 
 
-def make_compass(given: Clusters, folder: RunFolder, *, quiet: bool = False) -> tuple[Path, ClustersScore]:
+def make_compass(clusters: Clusters, folder: RunFolder, *, quiet: bool = False) -> tuple[Path, ClustersScore]:
     """Train it unless it is trained; returns its file, and its gain on clusters that training did not see.
 
     Raises:
         InputError: the distribution draws a cluster that can't run.
     """
     path, target, steps = (folder / name(COMPASS) for name in (made_file, score_file, training_file))
-    start = Numbers().model_dump(mode="json") | given.start  # the bundled ones may be others tomorrow
-    drawn_from = given.model_copy(update={"start": start}).model_dump(mode="json", by_alias=True)
+    start = Numbers().model_dump(mode="json") | clusters.start  # the bundled ones may be others tomorrow
+    drawn_from = clusters.model_copy(update={"start": start}).model_dump(mode="json", by_alias=True)
     fingerprint = inputs_hash(drawn_from, code_here())
 
     def work() -> Sequence[Path]:
         history: list[dict[str, float]] = []
-        with Progress("train over clusters", given.rounds * given.generations, unit="generation", quiet=quiet) as bar:
+        with Progress(
+            "train over clusters", clusters.rounds * clusters.generations, unit="generation", quiet=quiet
+        ) as bar:
 
             def tell(generation: Generation) -> None:
                 history.append({"decisions": float(generation.decisions), "objective": generation.median})
                 bar.set(generation.number + 1)
 
             memo = Memo(folder / "training" / fingerprint[:12] / "scores.jsonl", fingerprint)
-            result = ClusterTraining(given, tell, memo).run()
+            result = ClusterTraining(clusters, tell, memo).run()
         change = estimate(result.costs.tolist())
         score = ClustersScore(
             schema="slimsched.clusters-score/1",
             router=COMPASS,
-            seed=given.seed,
+            seed=clusters.seed,
             decisions=result.decisions,
-            clusters=given.clusters,
+            clusters=clusters.clusters,
             held_back=len(result.costs),
             change=change["mean"],
             change_ci95=change["ci95"],
         )
-        command = f"slimsched train --over {given.name}"
+        command = f"slimsched train --over {clusters.name}"
         made_by = {"command": command, **score, "drawn_from": drawn_from}
         write_rule(path, CompassRule(numbers=result.numbers, made_by=made_by))
         write_json(steps, history)

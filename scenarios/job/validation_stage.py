@@ -53,23 +53,23 @@ def validate(run: Run, world: World) -> ValidationDocument:
             does not fit this machine or what was made for it.
     """
     require_executors(run)
-    given = run.scenario.validate_
-    require_distinct_names(given.routers)
-    plan = ValidationPlan.of(world, [display_name(router) for router in given.routers], given)
+    section = run.scenario.validate_
+    require_distinct_names(section.routers)
+    plan = ValidationPlan.of(world, [display_name(router) for router in section.routers], section)
     require_devices(run.scenario)
-    require_ready(world, run.model_to_serve, given.routers, run.folder.path)
+    require_ready(world, run.model_to_serve, section.routers, run.folder.path)
     warn_of_another_stack(run, world)
-    settings = given.model_dump(mode="json", exclude={"routers", "go_on"})  # resuming keeps what is finished
+    settings = section.model_dump(mode="json", exclude={"routers", "go_on"})  # resuming keeps what is finished
     shape = (settings, run.scenario.duration_s, run.scenario.warmup_s, run.scenario.training.deterministic)
     slo = run.scenario.slo.model_dump(mode="json")
-    charged = world.decision_parts([display_name(router) for router in given.routers])
-    parts = (*run.world_parts(), *run.router_parts(given.routers), shape, *run.served_parts, *charged, slo)
+    decision_parts = world.decision_parts([display_name(router) for router in section.routers])
+    parts = (*run.world_parts(), *run.router_parts(section.routers), shape, *run.served_parts, *decision_parts, slo)
     fingerprint = run.fingerprint(*parts)
     target = run.folder / "validation.json"
 
     def work() -> Sequence[Path]:
         warn_of_other_programs(run)
-        for warning in routers_tuned_elsewhere(given.routers, world.device_names, world.cluster):
+        for warning in routers_tuned_elsewhere(section.routers, world.device_names, world.cluster):
             run.warn(warning)
         for doubt in world.trace_doubts(plan.duration_s):
             run.warn(f"warning: {doubt}")
@@ -87,7 +87,7 @@ def validate(run: Run, world: World) -> ValidationDocument:
     return document
 
 
-def require_executors(run: Run, what: str = "validate") -> None:
+def require_executors(run: Run, key: str = "validate") -> None:
     """Raise `InputError` if a server has no device, or there is no network that real ones need."""
     if not run.can_validate:
         simulated = [server.name for server in run.scenario.cluster.owners if server.device is None]
@@ -95,7 +95,7 @@ def require_executors(run: Run, what: str = "validate") -> None:
         if simulated:
             problem = f"executors need a device for each server; give one to {', '.join(map(repr, simulated))}"
         problem += "; emulated ones (device: {emulated: PROFILE}) need no network"
-        raise InputError(run.scenario.name, what, problem)
+        raise InputError(run.scenario.name, key, problem)
 
 
 class _UnfinishedError(Exception):
@@ -128,10 +128,10 @@ def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: st
     What an earlier try with this fingerprint has kept, and is whole, is not made again. If the finished runs show that
     the rest is hopeless it is not made, unless `validate.go_on` is set.
     """
-    folder, model, routers = run.folder, run.model_to_serve, run.scenario.validate_.routers
-    kept, predicted = folder.memo(STAGE, fingerprint), folder.memo(PREDICT, fingerprint)
+    folder, model = run.folder, run.model_to_serve
+    memo, predicted = folder.memo(STAGE, fingerprint), folder.memo(PREDICT, fingerprint)
     data = None if model is None else _images_of(world)
-    runs = whole_runs(folder, kept.rows, plan.section.repeats)
+    runs = whole_runs(folder, memo.rows, plan.section.repeats)
     finished = tuple(runs)
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
@@ -151,17 +151,17 @@ def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: st
             tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: accept_wishes(folder, servers)
         )
         with closing(
-            validate_runs(world, model, data, plan, routers, made_in=folder.path, finished=finished, observer=observer)
+            validate_runs(world, model, data, plan, made_in=folder.path, finished=finished, observer=observer)
         ) as campaign:
-            _add_runs(runs, campaign, plan, folder, kept, progress)
+            _add_runs(runs, campaign, plan, folder, memo, progress)
     if plan.section.loads:  # shares of the executors' capacity, which is known only now
         pairs = [run for run in runs if run["kind"] == "pair"]
         keys = (PlannedPair(run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
         predictions = predictions_of(run, world, plan, [*dict.fromkeys(keys)], predicted)
     validation = validate_results(plan.in_order(runs), world.power_provenance, predictions)
-    if far := far_runs(plan.in_order(runs)):
-        path = str(kept.path.relative_to(folder.path))
-        validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=path)
+    if apart := far_runs(plan.in_order(runs)):
+        path = str(memo.path.relative_to(folder.path))
+        validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=apart, kept=path)
     return validation
 
 
@@ -176,7 +176,7 @@ def _add_runs(
     campaign: Iterator[FinishedRun],
     plan: ValidationPlan,
     folder: RunFolder,
-    kept: Memo,
+    memo: Memo,
     progress: Progress,
 ) -> None:
     """Add the campaign's runs, and keep each, until they are all there or show that the rest is hopeless."""
@@ -185,42 +185,42 @@ def _add_runs(
         runs.append(latest.run)
         progress.set(len(runs))
         if not completed_nothing(latest.run["hardware"]):
-            kept.add({"run": latest.run, "outputs": outputs})
+            memo.add({"run": latest.run, "outputs": outputs})
         if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
             progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
 
 
 def predictions_of(
-    run: Run, world: World, plan: ValidationPlan, pairs: Sequence[PlannedPair], kept: Memo
+    run: Run, world: World, plan: ValidationPlan, pairs: Sequence[PlannedPair], memo: Memo
 ) -> Predictions:
-    """Predict what executors will show: ranges for each router, load and seed; those in `kept` are not made again."""
+    """Predict what executors will show: ranges for each router, load and seed; those in `memo` are not made again."""
     routers = run.scenario.validate_.routers
     makers = {display_name(router): world.router_maker(router, run.folder.path) for router in routers}
-    found: dict[Place, Ranges] = {tuple(row["place"]): row["ranges"] for row in kept.rows}
-    missing = [pair for pair in pairs if pair[:3] not in found]
+    predictions: dict[Place, Ranges] = {tuple(row["place"]): row["ranges"] for row in memo.rows}
+    missing = [pair for pair in pairs if pair[:3] not in predictions]
     if not missing:
-        return found
+        return predictions
     runs = [PredictedRun(makers[pair.router], pair.seed, plan.scale_of(pair.rate_img_s)) for pair in missing]
     engine = able_to_run(world, "compiled", lambda: world.run_spec(plan.section.seeds[0]), run.say)
     options: RunOptions = {"duration_s": plan.duration_s, "warmup_s": plan.warmup_s, "engine": engine}
     with Progress("predict", len(runs), unit="run", quiet=run.quiet) as progress:
         for index, ranges in predict(world, runs, options, core_count()):
-            place: Place = missing[index][:3]
-            found[place] = ranges
-            kept.add({"place": place, "ranges": ranges})
+            key: Place = missing[index][:3]
+            predictions[key] = ranges
+            memo.add({"place": key, "ranges": ranges})
             progress.update()
-    return found
+    return predictions
 
 
 def length_advice(plan: ValidationPlan, predictions: Predictions) -> str:
     """Return how long runs must be for a p99 known to a tenth; empty if they are, or if it is unknown."""
-    known = [(router, found) for (router, _, _), ranges in predictions.items() if (found := ranges.get(P99.stem))]
-    widths = [(half_width_pct(found) or 0.0, router, found) for router, found in known]
+    p99s = [(router, p99) for (router, _, _), ranges in predictions.items() if (p99 := ranges.get(P99.stem))]
+    widths = [(half_width_pct(p99) or 0.0, router, p99) for router, p99 in p99s]
     if plan.base_img_s is None or not widths or (widest := max(widths, key=itemgetter(0)))[0] <= GOAL_PCT:
         return ""
-    width_pct, router, found = widest
+    width_pct, router, p99 = widest
     images = round(plan.base_img_s * (plan.duration_s - plan.warmup_s))
-    needed = images_needed(found, images) or images
+    needed = images_needed(p99, images) or images
     seconds = plan.warmup_s + needed / plan.base_img_s
     return (
         f"in runs of {images:,} images chance moves the p99 of {router} by +-{width_pct:.0f} %; for +-{GOAL_PCT:.0f} % "
@@ -228,12 +228,12 @@ def length_advice(plan: ValidationPlan, predictions: Predictions) -> str:
     )
 
 
-def keep_runs(folder: RunFolder, made: FinishedRun, repeats: int) -> list[Path]:
+def keep_runs(folder: RunFolder, finished: FinishedRun, repeats: int) -> list[Path]:
     """Write the records of a hardware run and, if it is new, of its paired simulation; returns the files."""
-    point, repeat = _point_and_repeat(made.run, repeats)
-    files = write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=repeat)
-    if made.simulated is not None:
-        files += write_run(folder, made.run["simulated"], made.simulated, point=point)
+    point, repeat = _point_and_repeat(finished.run, repeats)
+    files = write_run(folder, finished.run["hardware"], finished.hardware, point=point, repeat=repeat)
+    if finished.simulated is not None:
+        files += write_run(folder, finished.run["simulated"], finished.simulated, point=point)
     return files
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import log
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -117,46 +118,50 @@ def _one(items: tuple[Any, ...], rng: np.random.Generator) -> Any:
     return items[int(rng.integers(len(items)))]
 
 
-def drawn_world(given: Clusters, name: str) -> World:
+def drawn_world(spec: Clusters, name: str) -> World:
     """Draw a cluster with its load; its name gives its seed.
 
     Raises:
         InputError: it can't run: the distribution allows what no cluster can be.
     """
-    rng = stream(given.seed, f"cluster:{name}")
-    count = int(_one(given.servers, rng))
+    rng = stream(spec.seed, f"cluster:{name}")
+    count = int(_one(spec.servers, rng))
     kinds = rng.choice(
-        len(given.profiles), size=min(count, int(_one(given.kinds, rng)), len(given.profiles)), replace=False
+        len(spec.profiles), size=min(count, int(_one(spec.kinds, rng)), len(spec.profiles)), replace=False
     )
-    devices = [given.profiles[int(rng.choice(kinds))] for _ in range(count)]
-    slowdown, host = _even(given.slowdown, rng), _even(given.host, rng)
-    links = _one(given.links, rng)
-    profiles = {f"s{n}": _profile(device, slowdown, host) for n, device in enumerate(devices)}
+    devices = [spec.profiles[int(rng.choice(kinds))] for _ in range(count)]
+    slowdown, host = _even(spec.slowdown, rng), _even(spec.host, rng)
+    links = _one(spec.links, rng)
+    profiles = {f"s{index}": _profile(device, slowdown, host) for index, device in enumerate(devices)}
     servers = [
-        {"name": f"s{n}", "profile": device, "link": _link(_one(links, rng))} for n, device in enumerate(devices)
+        {"name": f"s{index}", "profile": device, "link": _link(_one(links, rng))}
+        for index, device in enumerate(devices)
     ]
-    accuracy = _accuracy(given, rng)
+    accuracy = _accuracy(spec, rng)
     document: dict[str, Any] = {
         "schema": "slimsched.scenario/1",
-        "name": f"{given.name}-{name}",
-        "model": {"accuracy": given.accuracy},
+        "name": f"{spec.name}-{name}",
+        "model": {"accuracy": spec.accuracy},
         "cluster": {"servers": servers, "greedy": {"preload": "all", "idle_unload_s": None}},
-        "router": {"outstanding_blocks": _one(given.outstanding_blocks, rng)},
+        "router": {"outstanding_blocks": _one(spec.outstanding_blocks, rng)},
         "workload": {"kind": "poisson", "rate_img_s": 1.0},
     }
 
     def built() -> World:
-        with with_remedy(f"{given.name} draws such a cluster ({name}): narrow what it draws from"):
-            return build_world(strict.validate(Scenario, document, f"{given.name}:{name}"), profiles, accuracy)
+        with with_remedy(f"{spec.name} draws such a cluster ({name}): narrow what it draws from"):
+            return build_world(strict.validate(Scenario, document, f"{spec.name}:{name}"), profiles, accuracy)
 
     world = built()
     unit_s = unit_of(world.context) / NS_PER_S
-    document["router"]["max_batching_delay_s"] = min(1.0, _even(given.batching_delay, rng) * unit_s)
-    duration_s, document["workload"] = _workload(given, _carried_img_s(world), rng)
+    document["router"]["max_batching_delay_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
+    duration_s, document["workload"] = _workload(spec, _carried_img_s(world), rng)
     document |= {"duration_s": duration_s, "warmup_s": WARMUP * duration_s}
-    if rng.random() < given.short_of_memory:
-        document["cluster"]["greedy"] = {"vram_cap_gb": _cap_gb(world, _even(given.memory, rng))}
-    document["faults"] = _faults(given, count, duration_s, rng)
+    if rng.random() < spec.short_of_memory:
+        share = _even(spec.memory, rng)
+        knobs = [server.knobs for server in world.cluster.servers]
+        cap_bytes = max(each.context_bytes + share * (each.all_bytes - each.context_bytes) for each in knobs)
+        document["cluster"]["greedy"] = {"vram_cap_gb": cap_bytes / GB}
+    document["faults"] = _faults(spec, count, duration_s, rng)
     return built()
 
 
@@ -166,20 +171,20 @@ def _link(link: LinkName | LinkSection) -> str | dict[str, Any]:
 
 def _profile(device: str, slowdown: float, host: float) -> Profile:
     profile = emulated(read_profile(Path(device)), slowdown)
-    its = profile.router_host
-    if its is None:
+    host_costs = profile.router_host
+    if host_costs is None:
         return profile
     costs = {
         key: cost.model_copy(update={"block_s": host * cost.block_s, "image_s": host * cost.image_s})
-        for key, cost in (("decision", its.decision), ("returned", its.returned))
+        for key, cost in (("decision", host_costs.decision), ("returned", host_costs.returned))
     }
-    return profile.model_copy(update={"router_host": its.model_copy(update=costs)})
+    return profile.model_copy(update={"router_host": host_costs.model_copy(update=costs)})
 
 
-def _accuracy(given: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
+def _accuracy(spec: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
     """Draw the table, with larger or smaller steps."""
-    accuracy = NetworkAccuracy.of(load_accuracy(Path(accuracy_file(given.accuracy))))
-    best, steps = max(accuracy.prior.top1.values()), _even(given.steps, rng)
+    accuracy = NetworkAccuracy.of(load_accuracy(Path(accuracy_file(spec.accuracy))))
+    best, steps = max(accuracy.prior.top1.values()), _even(spec.steps, rng)
     table = {widths: best - steps * (best - top1) for widths, top1 in accuracy.prior.top1.items()}
     return replace(accuracy, prior=AccuracyPrior(table))
 
@@ -194,12 +199,12 @@ def _carried_img_s(world: World) -> float:
     return min(devices_img_s, host_img_s)
 
 
-def _workload(given: Clusters, carried_img_s: float, rng: np.random.Generator) -> tuple[float, dict[str, Any]]:
+def _workload(spec: Clusters, carried_img_s: float, rng: np.random.Generator) -> tuple[float, dict[str, Any]]:
     """Draw how long a run is, and when images arrive."""
-    load, kind = float(rng.uniform(*given.load)), _one(given.workloads, rng)
-    burst = max(MIN_BURST, min(_even(given.burst, rng), given.busiest / load))
+    load, kind = float(rng.uniform(*spec.load)), _one(spec.workloads, rng)
+    burst = max(MIN_BURST, min(_even(spec.burst, rng), spec.busiest / load))
     rate_img_s = load * carried_img_s
-    duration_s = max(MIN_RUN_S, given.images / rate_img_s)
+    duration_s = max(MIN_RUN_S, spec.images / rate_img_s)
     changes: dict[str, Any] = {}
     if kind == "mmpp":
         share = float(rng.uniform(0.1, 0.8)) / burst
@@ -217,20 +222,14 @@ def _workload(given: Clusters, carried_img_s: float, rng: np.random.Generator) -
     return duration_s, {"kind": kind, "rate_img_s": rate_img_s, **changes}
 
 
-def _cap_gb(world: World, share: float) -> float:
-    """Return a share of all instances' memory, on the server that needs most."""
-    knobs = [server.knobs for server in world.cluster.servers]
-    return max(k.context_bytes + share * (k.all_bytes - k.context_bytes) for k in knobs) / GB
-
-
-def _faults(given: Clusters, servers: int, duration_s: float, rng: np.random.Generator) -> list[dict[str, Any]]:
+def _faults(spec: Clusters, servers: int, duration_s: float, rng: np.random.Generator) -> list[dict[str, Any]]:
     span = {"start_s": 0.35 * duration_s, "end_s": 0.6 * duration_s}
     faults: list[dict[str, Any]] = []
-    if rng.random() < given.straggling:
+    if rng.random() < spec.straggling:
         faults.append(
-            {"kind": "straggler", "server": f"s{rng.integers(servers)}", "factor": _even(given.slower, rng), **span}
+            {"kind": "straggler", "server": f"s{rng.integers(servers)}", "factor": _even(spec.slower, rng), **span}
         )
-    if rng.random() < given.dying and servers > 1:
+    if rng.random() < spec.dying and servers > 1:
         faults.append({"kind": "server_down", "server": f"s{rng.integers(servers)}", **span})
     return faults
 
@@ -278,12 +277,12 @@ def slope_of(pair: Pair) -> float:
 
 def cost_at(pair: Pair, accuracy: float) -> float:
     """Return what a router costs at an accuracy, between its two runs or beyond them."""
-    accurate, quick = pair
-    above, below = (accuracy - accurate.accuracy) / POINT, (quick.accuracy - accuracy) / POINT
+    accurate, fast = pair
+    above, below = (accuracy - accurate.accuracy) / POINT, (fast.accuracy - accuracy) / POINT
     slope = slope_of(pair)
     if above > below:
         return cost_of(accurate) + slope * above + BEYOND * max(0.0, above - NEAR)
-    return cost_of(quick) - slope * below + BEYOND * max(0.0, below - NEAR)
+    return cost_of(fast) - slope * below + BEYOND * max(0.0, below - NEAR)
 
 
 @dataclass(frozen=True)
@@ -313,8 +312,8 @@ class Case:
 
 def rule_of(numbers: Reals, dial: float) -> CompassRule:
     """Return Compass with these numbers, at a dial, and no goal to keep."""
-    its = Numbers.of_vector(numbers)
-    return CompassRule(numbers=its.model_copy(update={"level": its.level + dial}), control=None)
+    shifted = Numbers.of_vector(numbers)
+    return CompassRule(numbers=shifted.model_copy(update={"level": shifted.level + dial}), control=None)
 
 
 @dataclass(frozen=True)
@@ -328,7 +327,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Found:
+class TrainedNumbers:
     """What a training found.
 
     Attributes:
@@ -342,13 +341,9 @@ class Found:
     costs: Reals
 
 
-def _is_told(pairs: Sequence[Pair]) -> bool:
+def _shows_price(pairs: Sequence[Pair]) -> bool:
     """Check whether they show what accuracy costs: a dial moves it, and the cluster is not overloaded."""
     return all(points_between(pair) > MIN_POINTS and pair[1].unfinished < DROWNED * pair[1].images for pair in pairs)
-
-
-def _price(pairs: Sequence[Pair]) -> float:
-    return log(float(np.mean([slope_of(pair) for pair in pairs])))
 
 
 class ClusterTraining:
@@ -359,67 +354,68 @@ class ClusterTraining:
         memo: what was measured before it was interrupted.
     """
 
-    def __init__(self, given: Clusters, on_generation: Callable[[Generation], None], memo: Memo | None = None) -> None:
-        self.given, self.decisions = given, 0
+    def __init__(self, spec: Clusters, on_generation: Callable[[Generation], None], memo: Memo | None = None) -> None:
+        self.spec, self.decisions = spec, 0
         self._remembered, self._tell = Remembered(memo), on_generation
 
-    def run(self) -> Found:
+    def run(self) -> TrainedNumbers:
         """Train, starting from the bundled numbers."""
-        given = self.given
-        start = strict.validate(Numbers, given.start, f"{given.name}: start").to_vector()
+        spec = self.spec
+        start = strict.validate(Numbers, spec.start, f"{spec.name}: start").to_vector()
         self._spread = SPREAD
-        scorers = [Scorer(drawn_world(given, str(number))) for number in range(given.clusters)]
+        scorers = [Scorer(drawn_world(spec, str(number))) for number in range(spec.clusters)]
         search = SepCMA(
             mean=np.zeros(len(start)),
             sigma=SIGMA,
-            seed=derived_seed(given.seed, "over") % 2**31,
-            population_size=given.population,
+            seed=derived_seed(spec.seed, "over") % 2**31,
+            population_size=spec.population,
         )
         with ThreadPoolExecutor(min(core_count(), MAX_THREADS)) as workers:
-            for number in range(given.rounds * given.generations):
-                if number % given.generations == 0:
+            for number in range(spec.rounds * spec.generations):
+                if number % spec.generations == 0:
                     cases = self._cases(scorers, start + self._spread * search.mean, workers)
                     if not cases:
                         problem = "accuracy has a price in none of the clusters that were drawn, or all drown"
-                        raise InputError(given.name, "clusters", f"{problem}; draw more of them, or others")
+                        raise InputError(spec.name, "clusters", f"{problem}; draw more of them, or others")
                 self._generation(search, start, cases, number, workers)
             numbers = start + self._spread * search.mean
-            others = [Scorer(drawn_world(given, f"held-back-{number}")) for number in range(given.held_back)]
+            others = [Scorer(drawn_world(spec, f"held-back-{number}")) for number in range(spec.held_back)]
             held_back = self._cases(others, start, workers)
-            pairs = self._pairs(
-                [each for case in held_back for n in range(RUNS) for each in case.tries(numbers, n)], workers
-            )
-        costs = [case.cost(pair, n) for (case, n), pair in zip(product(held_back, range(RUNS)), pairs, strict=True)]
-        return Found(Numbers.of_vector(numbers), self.decisions, np.reshape(costs, (-1, RUNS)).mean(axis=1))
+            on_runs = list(product(held_back, range(RUNS)))
+            pairs = self._pairs([each for case, run in on_runs for each in case.tries(numbers, run)], workers)
+        costs = [case.cost(pair, run) for (case, run), pair in zip(on_runs, pairs, strict=True)]
+        return TrainedNumbers(Numbers.of_vector(numbers), self.decisions, np.reshape(costs, (-1, RUNS)).mean(axis=1))
 
     def _cases(self, scorers: Sequence[Scorer], reference: Reals, workers: ThreadPoolExecutor) -> list[Case]:
         """Return each cluster at the dial where accuracy costs about what is drawn, as an operator would choose it.
 
         Clusters for which the reference has no such dial are left out.
         """
-        runs = tuple(SampledRun(derived_seed(self.given.seed, f"over:run:{n}")) for n in range(RUNS))
+        runs = tuple(SampledRun(derived_seed(self.spec.seed, f"over:run:{number}")) for number in range(RUNS))
         rules = [rule_of(reference, dial - STEP) for dial in (*DIALS, DIALS[-1] + 2 * STEP)]
         tries = [(scorer, rule, run) for scorer, run, rule in product(scorers, runs, rules)]
         scores = iter(self._measure(tries, workers))
-        rng, cases = stream(self.given.seed, "over:prices"), list[Case]()
+        rng, cases = stream(self.spec.seed, "over:prices"), list[Case]()
         for scorer in scorers:
-            wanted = float(rng.uniform(*np.log(PRICES)))
+            log_price = float(rng.uniform(*np.log(PRICES)))
             on_runs = [list(pairwise([next(scores) for _ in rules])) for _ in runs]
-            at_dials = {
-                dial: pairs for dial, pairs in zip(DIALS, zip(*on_runs, strict=True), strict=True) if _is_told(pairs)
-            }
-            if at_dials:
-                dial = min(at_dials, key=lambda each: abs(_price(at_dials[each]) - wanted))
-                cases.append(Case(scorer, runs, dial, at_dials[dial]))
+            options = [
+                (abs(log(float(np.mean([slope_of(pair) for pair in pairs]))) - log_price), dial, pairs)
+                for dial, pairs in zip(DIALS, zip(*on_runs, strict=True), strict=True)
+                if _shows_price(pairs)
+            ]
+            if options:
+                cases.append(Case(scorer, runs, *min(options, key=itemgetter(0))[1:]))
         return cases
 
     def _generation(
         self, search: SepCMA, start: Reals, cases: Sequence[Case], number: int, workers: ThreadPoolExecutor
     ) -> None:
-        candidates = [search.ask() for _ in range(self.given.population)]
-        rng, run = stream(self.given.seed, f"over:generation:{number}"), number % RUNS
-        picked = [cases[n] for n in rng.choice(len(cases), size=min(self.given.at_once, len(cases)), replace=False)]
-        tries = [each for z in candidates for case in picked for each in case.tries(start + self._spread * z, run)]
+        candidates = [search.ask() for _ in range(self.spec.population)]
+        rng, run = stream(self.spec.seed, f"over:generation:{number}"), number % RUNS
+        picked = [cases[i] for i in rng.choice(len(cases), size=min(self.spec.at_once, len(cases)), replace=False)]
+        vectors = [start + self._spread * candidate for candidate in candidates]
+        tries = [each for vector in vectors for case in picked for each in case.tries(vector, run)]
         pairs = iter(self._pairs(tries, workers))
         costs = [float(np.mean([case.cost(next(pairs), run) for case in picked])) for _ in candidates]
         search.tell(list(zip(candidates, costs, strict=True)))
@@ -430,6 +426,6 @@ class ClusterTraining:
         return list(zip(scores[::2], scores[1::2], strict=True))
 
     def _measure(self, tries: Sequence[Try], workers: ThreadPoolExecutor) -> list[RunScore]:
-        scores = self._remembered.scores(lambda: workers.map(lambda tried: tried[0].score(tried[1], tried[2]), tries))
+        scores = self._remembered.scores(lambda: workers.map(lambda each: each[0].score(each[1], each[2]), tries))
         self.decisions += sum(score.decisions for score in scores)
         return scores

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import asdict, astuple, dataclass, replace
+from itertools import islice
 from math import log
 from typing import Final, Literal
 
@@ -103,12 +104,12 @@ class Remembered:
     """Scores of groups of runs, in order: what an interrupted search has measured is not measured again."""
 
     def __init__(self, memo: Memo | None) -> None:
-        self._memo, self._known = memo, iter([] if memo is None else [*memo.rows])
+        self._memo, self._rows = memo, iter([] if memo is None else [*memo.rows])
 
     def scores(self, measure: Callable[[], Iterable[RunScore]]) -> list[RunScore]:
         """Return the next group's scores; calls `measure` if they are not known."""
-        if (known := next(self._known, None)) is not None:
-            return [RunScore(**score) for score in known]
+        if (rows := next(self._rows, None)) is not None:
+            return [RunScore(**row) for row in rows]
         scores = list(measure())
         if self._memo is not None:
             self._memo.add([asdict(score) for score in scores])
@@ -196,17 +197,16 @@ class Evaluator:
         runs: Sequence[SampledRun],
         early: Callable[[Sequence[RunScore]], float] | None = None,
     ) -> dict[int, list[RunScore]]:
-        """Measure each on all runs, by place; with `early` only those in its lower half after the first run."""
+        """Measure each on all runs, by index; with `early` only those in its lower half after the first run."""
         first = self.measure([(spec, runs[0]) for spec in specs])
-        kept = list(range(len(specs)))
+        indices = list(range(len(specs)))
         if early is not None and len(runs) > 1:
             order = np.argsort([early([score]) for score in first], kind="stable")
-            kept = sorted(order[: max(1, len(specs) // 2)].tolist())
+            indices = sorted(order[: max(1, len(specs) // 2)].tolist())
         if len(runs) == 1:
-            return {place: [first[place]] for place in kept}
-        more = self.measure([(specs[place], run) for place in kept for run in runs[1:]])
-        each = len(runs) - 1
-        return {place: [first[place], *more[n * each : (n + 1) * each]] for n, place in enumerate(kept)}
+            return {index: [first[index]] for index in indices}
+        more = iter(self.measure([(specs[index], run) for index in indices for run in runs[1:]]))
+        return {index: [first[index], *islice(more, len(runs) - 1)] for index in indices}
 
 
 def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
@@ -222,13 +222,10 @@ def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
 def _cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
     if knobs.objective == "energy":
         assert knobs.p99_limit_s is not None, "asked for with the objective"
-        return float(np.mean([log(score.image_j) + _beyond(score, knobs.p99_limit_s) for score in scores]))
+        limit_s = NEAR * knobs.p99_limit_s  # so that no search ends on the edge
+        beyond = [BEYOND_PRICE * max(0.0, log(score.p99_s / limit_s)) for score in scores]
+        return float(np.mean([log(score.image_j) + price for score, price in zip(scores, beyond, strict=True)]))
     return float(np.mean([log(score.mean_s) + TAIL * log(score.p99_s) for score in scores]))
-
-
-def _beyond(score: RunScore, limit_s: float) -> float:
-    """Return the price of a p99 above its limit; a little below it, a little, so that no search ends on the edge."""
-    return BEYOND_PRICE * max(0.0, log(score.p99_s / (NEAR * limit_s)))
 
 
 def shortfall(scores: Sequence[RunScore], floor: float) -> float:

@@ -66,7 +66,7 @@ class PolicyNetwork(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)  # no other draws shift
         sizes = (spec.observation.size, *hidden)
-        self.trunk = nn.ModuleList([_linear(a, b, 2**0.5, generator) for a, b in pairwise(sizes)])
+        self.trunk = nn.ModuleList([_linear(inputs, outputs, 2**0.5, generator) for inputs, outputs in pairwise(sizes)])
         self.heads = _linear(hidden[-1], sum(spec.head_sizes), 0.01, generator)
         self.value = _linear(hidden[-1], 1, 1.0, generator)
 
@@ -122,29 +122,35 @@ def loss_of(
         decisions: (B,) of a minibatch.
         advantage: (B,) normalized.
     """
-    e = decisions
-    logits, value = network(torch.from_numpy(e.observation))
-    chances = _chances(logits, e)
-    actions = torch.from_numpy(e.actions)
-    server, *others = (each.gather(1, actions[:, [place]]).squeeze(1) for place, each in enumerate(chances))
-    eps, valid = torch.from_numpy(e.eps), torch.from_numpy(e.server_mask.sum(axis=1))
+    logits, value = network(torch.from_numpy(decisions.observation))
+    chances = _chances(logits, decisions)
+    actions = torch.from_numpy(decisions.actions)
+    server, *others = (each.gather(1, actions[:, [head]]).squeeze(1) for head, each in enumerate(chances))
+    eps, valid = torch.from_numpy(decisions.eps), torch.from_numpy(decisions.server_mask.sum(axis=1))
     log_prob = torch.log(((1 - eps) * server.exp() + eps / valid).clamp_min(_TINY)) + sum(others)  # Eq. 5, 6
-    log_ratio = log_prob - torch.from_numpy(e.log_prob)
+    log_ratio = log_prob - torch.from_numpy(decisions.log_prob)
     ratio, better = log_ratio.exp(), torch.from_numpy(advantage)
     gain = torch.minimum(ratio * better, ratio.clamp(1 - knobs.clip, 1 + knobs.clip) * better)
     divergence, is_clipped = (ratio - 1 - log_ratio).detach(), ((ratio - 1).abs() > knobs.clip).float()
-    missed = 0.5 * (torch.from_numpy(e.reward) - value).square()
+    value_error = 0.5 * (torch.from_numpy(decisions.reward) - value).square()
     entropies = [-(each.exp() * each).sum(1) for each in chances]
-    share = torch.from_numpy(e.images / e.images.sum())
-    figures = torch.stack([-gain, missed, divergence, is_clipped, *entropies]) @ share
+    share = torch.from_numpy(decisions.images / decisions.images.sum())
+    figures = torch.stack([-gain, value_error, divergence, is_clipped, *entropies]) @ share
     loss = figures[0] + knobs.value_weight * figures[1] - knobs.entropy_weight * figures[4:].sum()
     return loss, figures.detach()
 
 
-def _chances(logits: Tensor, e: Experience) -> list[Tensor]:
+def _chances(logits: Tensor, decisions: Experience) -> list[Tensor]:
     """Return log-probabilities of each head; masked entries have none."""
-    groups = logits.shape[1] - e.server_mask.shape[1] - e.width_mask.shape[1] - e.hold_mask.shape[1]
-    masks = [e.server_mask, e.width_mask, np.ones((len(e), groups), np.bool_), e.hold_mask]
+    groups = (
+        logits.shape[1] - decisions.server_mask.shape[1] - decisions.width_mask.shape[1] - decisions.hold_mask.shape[1]
+    )
+    masks = [
+        decisions.server_mask,
+        decisions.width_mask,
+        np.ones((len(decisions), groups), np.bool_),
+        decisions.hold_mask,
+    ]
     parts = torch.split(logits, [mask.shape[1] for mask in masks], dim=-1)
     return [
         torch.log_softmax(part.masked_fill(~torch.from_numpy(mask), -1e9), dim=1)
@@ -175,7 +181,9 @@ class Trainer:
         seed: int,
         path: Path | None = None,
     ) -> None:
-        self.spec, self.knobs, self._path = spec, knobs, path
+        self.spec = spec
+        self.knobs = knobs
+        self._path = path
         self.network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=knobs.learning_rate, eps=1e-5)
         self.progress = {"decisions": 0, "updates": 0, "episodes": 0}
@@ -199,13 +207,14 @@ class Trainer:
         """Decide until an update is due and make it; returns the log's scalars, or None if the decisions ran out
         before."""
         weights = Layout(self.spec, self.knobs.hidden).pack(self.network.tensors())
-        rollouts, parts, complete = self.rollouts, list[Experience](), 0
+        rollouts, parts = self.rollouts, list[Experience]()
+        complete = 0
         while complete < self.knobs.batch:
-            made = self.progress["decisions"]
-            if made >= self.knobs.decisions:
+            decisions = self.progress["decisions"]
+            if decisions >= self.knobs.decisions:
                 return None
-            before, most = rollouts.decisions, min(self.knobs.decisions - made, self.knobs.batch - complete)
-            parts.append(rollouts.collect(weights, exploration(self.knobs, made), most))
+            before, limit = rollouts.decisions, min(self.knobs.decisions - decisions, self.knobs.batch - complete)
+            parts.append(rollouts.collect(weights, exploration(self.knobs, decisions), limit))
             complete += len(parts[-1])
             self.progress["decisions"] += rollouts.decisions - before
             self.progress["episodes"] = rollouts.episodes
@@ -231,12 +240,12 @@ class Trainer:
         Raises:
             WorkError: the gradient diverges; that step changes nothing.
         """
-        e, knobs = experience, self.knobs
-        advantage, steps = advantages(e.reward, e.value, e.images), list[list[float]]()
-        parts = ceil(len(e) / knobs.minibatch)  # equal ones, no small last one
+        knobs, steps = self.knobs, list[list[float]]()
+        advantage = advantages(experience.reward, experience.value, experience.images)
+        parts = ceil(len(experience) / knobs.minibatch)  # equal ones, no small last one
         for _ in range(knobs.epochs):
-            for rows in np.array_split(self._minibatches.permutation(len(e)), parts):
-                loss, figures = loss_of(self.network, e.rows(rows), advantage[rows], knobs)
+            for rows in np.array_split(self._minibatches.permutation(len(experience)), parts):
+                loss, figures = loss_of(self.network, experience.rows(rows), advantage[rows], knobs)
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 norm = float(nn.utils.clip_grad_norm_(self.network.parameters(), knobs.max_grad_norm))
@@ -247,7 +256,7 @@ class Trainer:
                 steps.append([*figures.tolist(), norm])
         *means, norm = np.mean(steps, axis=0).tolist()
         figures_by_name = dict(zip(_FIGURES, means, strict=False))
-        explained = explained_variance(e.reward, e.value)
+        explained = explained_variance(experience.reward, experience.value)
         return {**figures_by_name, "update/grad_norm": norm, "update/explained_variance": explained}
 
     def _save(self) -> None:
@@ -297,11 +306,11 @@ def train_world(world: World, folder: Path, *, seed: int, on_progress: OnProgres
         )
 
     folder.mkdir(parents=True, exist_ok=True)
-    with SummaryWriter(str(folder)) as board:
+    with SummaryWriter(str(folder)) as writer:
 
         def log(done: int, scalars: Mapping[str, float]) -> None:
             for name, value in scalars.items():
-                board.add_scalar(name, value, done)
+                writer.add_scalar(name, value, done)
             if on_progress is not None:
                 on_progress(done, scalars)
 

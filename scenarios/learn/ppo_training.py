@@ -100,7 +100,10 @@ def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, see
     (result, record), (_, compiled) = (
         run_simulation(world, make(), name, held_out, duration_s=_scored_s(world), engine=engine) for engine in engines
     )
-    _require_same(record, compiled)
+    names = [field.name for field in fields(RunRecord)]
+    if differ := [name for name in names if getattr(record, name) != getattr(compiled, name)]:
+        problem = f"the engines disagree about the trained router's run ({', '.join(differ)}): this is a bug"
+        raise WorkError(f"{problem}, please report it")
     rewards = [block.reward.total for block in record.blocks]
     return Score(
         schema="slimsched.score/1",
@@ -117,14 +120,6 @@ def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, see
 
 def _scored_s(world: World) -> float:
     return min(world.scenario.duration_s, world.scenario.warmup_s + SCORED_S)
-
-
-def _require_same(reference: RunRecord, compiled: RunRecord) -> None:
-    names = [field.name for field in fields(RunRecord)]
-    differ = [name for name in names if getattr(reference, name) != getattr(compiled, name)]
-    if differ:
-        problem = f"the engines disagree about the trained router's run ({', '.join(differ)}): this is a bug"
-        raise WorkError(f"{problem}, please report it")
 
 
 Layers = Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]
@@ -146,14 +141,18 @@ def write_router(world: World, layers: Layers | nn.Sequential, path: Path, deter
         router = PPORouter(spec, _tensors(layers, spec), deterministic=deterministic)
     else:
         router = _of_module(layers, spec, deterministic)
-    _require_a_router(writable_file(path))
+    if writable_file(path).exists():
+        try:
+            checkpoint.read(path)
+        except InputError:
+            raise InputError("out", "", f"{path} is there, and is no router; name another file") from None
     router.save(path)
 
 
 # ------------------------------------------------------------------------------------------------------- of a module
 
 
-def _of_module(given: nn.Sequential, spec: PolicySpec, deterministic: bool) -> PPORouter:
+def _of_module(layers: nn.Sequential, spec: PolicySpec, deterministic: bool) -> PPORouter:
     """Return the router of a `torch.nn.Sequential`, whose own logits it must have.
 
     Raises:
@@ -162,30 +161,36 @@ def _of_module(given: nn.Sequential, spec: PolicySpec, deterministic: bool) -> P
     import torch
     from torch import nn
 
-    if not isinstance(given, nn.Sequential):
-        problem = f"a {type(given).__name__}: give the torch.nn.Sequential that makes logits of an observation"
+    if not isinstance(layers, nn.Sequential):
+        problem = f"a {type(layers).__name__}: give the torch.nn.Sequential that makes logits of an observation"
         raise InputError("layers", "", f"{problem}, or (weights, biases) of each layer")
-    module = deepcopy(given).cpu().double().eval()
+    module = deepcopy(layers).cpu().double().eval()
     kinds, parts = {nn.Tanh: TANH, nn.ReLU: RELU}, list(_flat(module))
     activations = {kinds[type(part)] for part in parts if type(part) in kinds}
     if len(activations) > 1:
         raise InputError("layers", "", "have Tanh and ReLU; a router has one of them after all layers but the last")
-    seen = torch.as_tensor(_observations(spec), dtype=torch.float64)
+    observations = torch.as_tensor(_observations(spec), dtype=torch.float64)
     try:
         with torch.no_grad():
-            layers = list(_folded(parts, tuple(kinds), seen.shape[1]))
-            wanted = module(seen).numpy()
+            folded = list(_folded(parts, tuple(kinds), observations.shape[1]))
+            expected = module(observations).numpy()
     except (RuntimeError, TypeError, ValueError) as error:
-        first = next((part.in_features for part in parts if isinstance(part, nn.Linear)), seen.shape[1])
-        why = f"{str(error).splitlines()[0]:.200}" if first == seen.shape[1] else f"the first Linear takes {first}"
-        raise InputError("layers", "", f"do not take observations of {seen.shape[1]} numbers: {why}") from None
+        first = next((part.in_features for part in parts if isinstance(part, nn.Linear)), observations.shape[1])
+        reason = (
+            f"{str(error).splitlines()[0]:.200}"
+            if first == observations.shape[1]
+            else f"the first Linear takes {first}"
+        )
+        raise InputError(
+            "layers", "", f"do not take observations of {observations.shape[1]} numbers: {reason}"
+        ) from None
     spec = replace(spec, activation=next(iter(activations), TANH))
-    router = PPORouter(spec, _tensors(layers, spec), deterministic=deterministic)
-    logits = np.array([router.logits(each.numpy().astype(np.float32)) for each in seen])
-    apart = float(np.abs(logits - wanted).max())
-    if not apart <= NEAR * max(1.0, float(np.abs(wanted).max())):
+    router = PPORouter(spec, _tensors(folded, spec), deterministic=deterministic)
+    logits = np.array([router.logits(each.numpy().astype(np.float32)) for each in observations])
+    difference = float(np.abs(logits - expected).max())
+    if not difference <= NEAR * max(1.0, float(np.abs(expected).max())):
         names = ", ".join(dict.fromkeys(type(part).__name__ for part in parts if type(part) not in (nn.Linear, *kinds)))
-        problem = f"give other logits than a router of them, by up to {apart:.3g}"
+        problem = f"give other logits than a router of them, by up to {difference:.3g}"
         remedy = "a router has Linear, one of Tanh and ReLU after each but the last, and besides what is affine"
         raise InputError("layers", "", f"{problem}; {remedy} (input scaling, say); look at: {names or 'forward hooks'}")
     return router
@@ -223,7 +228,7 @@ def _observations(spec: PolicySpec) -> npt.NDArray[np.float32]:
     rng = np.random.default_rng(0)
     counts = np.log1p(10.0 ** rng.uniform(-1, 5, (PROVED, spec.observation.size)))
     shares = rng.random((PROVED, spec.observation.size))
-    is_share = [place >= 2 and (place - 2) % 3 > 0 for place in range(spec.observation.size)]
+    is_share = [index >= 2 and (index - 2) % 3 > 0 for index in range(spec.observation.size)]
     return np.where(is_share, shares, counts).astype(np.float32)
 
 
@@ -235,12 +240,14 @@ def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
     weights = [_plain(weight) for weight, _ in layers]
     biases = [_plain(bias) for _, bias in layers]
     sizes = [spec.observation.size, *(bias.size for bias in biases[:-1]), sum(spec.head_sizes)]
-    wanted = [((b, a), (b,)) for a, b in pairwise(sizes)]
-    if [(weight.shape, bias.shape) for weight, bias in zip(weights, biases, strict=True)] != wanted:
+    expected = [((fan_out, fan_in), (fan_out,)) for fan_in, fan_out in pairwise(sizes)]
+    if [(weight.shape, bias.shape) for weight, bias in zip(weights, biases, strict=True)] != expected:
         shapes = ", ".join(f"{weight.shape} and {bias.shape}" for weight, bias in zip(weights, biases, strict=True))
         outputs = f"{sizes[-1]} outputs ({'+'.join(map(str, spec.head_sizes))})"
-        wants = f"the first takes {sizes[0]} inputs, the last gives {outputs}, each takes what the one before gives"
-        problem = f"weights and biases of shapes {shapes or 'none'}; {wants}, weights are (outputs, inputs)"
+        shapes_expected = (
+            f"the first takes {sizes[0]} inputs, the last gives {outputs}, each takes what the one before gives"
+        )
+        problem = f"weights and biases of shapes {shapes or 'none'}; {shapes_expected}, weights are (outputs, inputs)"
         raise InputError("layers", "", problem)
     if not all((np.abs(each) <= checkpoint.MOST).all() for each in (*weights, *biases)):
         raise InputError("layers", "", f"hold numbers that are not finite, or beyond {checkpoint.MOST:g}; train anew")
@@ -255,12 +262,3 @@ def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
 def _plain(values: Any) -> npt.NDArray[np.float32]:
     """Return a tensor's present values, detached from learning."""
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, np.float32)
-
-
-def _require_a_router(path: Path) -> None:
-    """Raise `InputError` if a file would be replaced that is not a router."""
-    if path.exists():
-        try:
-            checkpoint.read(path)
-        except InputError:
-            raise InputError("out", "", f"{path} is there, and is no router; name another file") from None

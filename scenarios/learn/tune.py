@@ -84,8 +84,8 @@ class RouterFigures:
     unserved: float = 0.0
 
     @property
-    def told(self) -> dict[str, float]:
-        """As a router's file has them."""
+    def document(self) -> dict[str, float]:
+        """The figures as a router's file has them."""
         figures = {"mean_s": self.mean_s, "p99_s": self.p99_s, "image_j": self.image_j, "accuracy": self.accuracy}
         return {name: round(value, 6) for name, value in figures.items()}
 
@@ -129,9 +129,9 @@ class FinalScore:
     lacking: float = 0.0
 
     @property
-    def told(self) -> dict[str, Any]:
-        """As a router's file has it."""
-        return {"of": self.finalist.name, **self.figures.told}
+    def document(self) -> dict[str, Any]:
+        """The score as a router's file has it."""
+        return {"of": self.finalist.name, **self.figures.document}
 
 
 class FloorError(WorkError):
@@ -219,10 +219,10 @@ class CrossEntropy:
         costs = np.where(np.isnan(costs), np.inf, costs)
         order = np.argsort(costs, kind="stable")
         self.best, self.best_cost = candidates[order[0]].copy(), float(costs[order[0]])
-        known = [index for index in order[: self._elite] if np.isfinite(costs[index])]
-        if not known:
+        finite = [index for index in order[: self._elite] if np.isfinite(costs[index])]
+        if not finite:
             return
-        elite = candidates[known]
+        elite = candidates[finite]
         self.mean = _INERTIA * self.mean + (1 - _INERTIA) * elite.mean(axis=0)
         wider = _WIDENING * elite.std(axis=0) + _LEAST_SPREAD * self._spread
         self.deviation = _INERTIA * self.deviation + (1 - _INERTIA) * wider
@@ -267,8 +267,8 @@ def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
     if not limit_s:
         return (None,)
     sizes = [(size, wait) for size in config.groups if size >= FEWEST for wait in WAITS]
-    each = [HoldSpec(requests=(n,) * (later + 1), wait_s=(wait * share_s,) * (later + 1)) for n, wait in sizes]
-    first = [HoldSpec(requests=(n, *[1] * later), wait_s=(wait * limit_s, *[0.0] * later)) for n, wait in sizes]
+    every = [HoldSpec(requests=(size,) * (later + 1), wait_s=(wait * share_s,) * (later + 1)) for size, wait in sizes]
+    first = [HoldSpec(requests=(size, *[1] * later), wait_s=(wait * limit_s, *[0.0] * later)) for size, wait in sizes]
     by_host = [
         HoldSpec(
             requests=(FEWEST, *[1] * later),
@@ -277,7 +277,7 @@ def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
         )
         for at_first, at_later in (HOST if host_s else ())
     ]
-    return None, *each, *first, *by_host
+    return None, *every, *first, *by_host
 
 
 def with_settings(spec: RuleSpec, settings: Settings) -> RuleSpec:
@@ -300,7 +300,7 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
     for key, options in options_of(spec, evaluator):
         specs = [with_settings(spec, {**picked, key: option}) for option in options]
         scores = evaluator.measure_all(specs, runs, partial(cost, price=EARLY * PRICE))
-        picked[key] = options[min(scores, key=lambda place: cost(scores[place]))]
+        picked[key] = options[min(scores, key=lambda index: cost(scores[index]))]
     return picked
 
 
@@ -312,9 +312,9 @@ def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tupl
         "hold": holds_of(context),
         "group": (LARGEST, *(group for group in context.config.groups[:-1] if group >= FEWEST)),
     }
-    for key, each in options.items():
-        if len(each) > 1:
-            yield key, each
+    for key, values in options.items():
+        if len(values) > 1:
+            yield key, values
 
 
 def settled(space: Space, settings: Settings) -> Space:
@@ -396,9 +396,14 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
     settled_space = space
     first = best_settings(space.spec(space.start), evaluator, "settings, first", {})
     for number in range(evaluator.knobs.searches):
-        settled_space, values, history = _search_with_settings(space, evaluator.seeded(number), first)
-        found = [settled_space.spec(each) for each in values]
-        starts = [*zip(ORIGINS, found, strict=False), *_start(settled_space)]
+        seeded = evaluator.seeded(number)
+        seeded.part = "search"
+        values, history = _search(settled(space, first), seeded)
+        seeded.part = "settings"
+        settings = best_settings(space.spec(values[0]), seeded, "settings, last", first)
+        settled_space = settled(space, settings)
+        specs = [settled_space.spec(each) for each in (values if len(space.start) > 1 else values[:1])]
+        starts = [*zip(ORIGINS, specs, strict=False), *_start(settled_space)]
         try:
             finalists.append(_matched(f"search {number + 1}", kind, evaluator, starts, history))
         except FloorError:
@@ -418,17 +423,6 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
 def _start(space: Space) -> list[tuple[str, RuleSpec]]:
     """Return the starting point of the search, to be matched; of one number every dial is the same line."""
     return [(ORIGINS[-1], space.spec(space.start))] if len(space.start) > 1 else []
-
-
-def _search_with_settings(
-    space: Space, evaluator: Evaluator, settings: Settings
-) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
-    """Return the space with what was picked from lists; last mean and best of the last generation; the history."""
-    evaluator.part = "search"
-    values, history = _search(settled(space, settings), evaluator)
-    evaluator.part = "settings"
-    settings = best_settings(space.spec(values[0]), evaluator, "settings, last", settings)
-    return settled(space, settings), values if len(space.start) > 1 else values[:1], history
 
 
 def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple[int, float]]]:
@@ -565,8 +559,8 @@ def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> t
     )
     bar = max(0.0, min(each.lacking for each in final_scores)) + CLOSE
     costs = [
-        latency_cost(each, evaluator.knobs) if one.lacking <= bar else inf
-        for one, each in zip(final_scores, scores, strict=True)
+        latency_cost(each, evaluator.knobs) if final.lacking <= bar else inf
+        for final, each in zip(final_scores, scores, strict=True)
     ]
     return finalists[int(np.argmin(costs))], final_scores
 

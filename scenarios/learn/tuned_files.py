@@ -60,18 +60,18 @@ def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
         settings |= {"tuning.objective": knobs.objective, "slo.p99_limit_s": f"{knobs.p99_limit_s:g}"}
     if knobs.control:
         settings["tuning.control"] = "true"
-    changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    changes = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
     return shlex.join(["slimsched", "train", scenario, "--router", kind, *changes])
 
 
 def _making(tuned: Tuned, world: World) -> dict[str, Any]:
     knobs = tuned.knobs
     load = with_paths(world.scenario, lambda path: Path(path).name)  # files by their names alone
-    had_to_serve = {"workload", "faults", "duration_s"}
+    keys = {"workload", "faults", "duration_s"}
     return {
         "devices": list(world.device_names),
         "deciding": deciding_in(world.cluster),
-        "load": load.model_dump(mode="json", include=had_to_serve, exclude_defaults=True),
+        "load": load.model_dump(mode="json", include=keys, exclude_defaults=True),
         "floor": knobs.floor,
         **({"class_floors": knobs.class_floors} if knobs.class_floors else {}),
         "decisions": tuned.spent.search,
@@ -80,7 +80,7 @@ def _making(tuned: Tuned, world: World) -> dict[str, Any]:
         "final_evaluation_decisions": tuned.spent.final_evaluation,
         "decisions_in_all": tuned.spent.in_all,
         "searches": tuned.searches,
-        "final_scores": [each.told for each in tuned.final_scores],
+        "final_scores": [each.document for each in tuned.final_scores],
         "winner": tuned.winner.name,
         "origin": tuned.winner.origin,
         "accuracy": round(tuned.figures.accuracy, 6),
@@ -95,13 +95,16 @@ def _making(tuned: Tuned, world: World) -> dict[str, Any]:
 
 def tuned_text(tuned: Tuned) -> str:
     """Describe what was found, in a line or two."""
-    knobs, figures, beware = tuned.knobs, tuned.figures, ""
+    knobs, figures = tuned.knobs, tuned.figures
+    beware = ""
     final = next(each for each in tuned.final_scores if each.finalist is tuned.winner)
-    others = final.figures.accuracy
+    accuracy_elsewhere = final.figures.accuracy
     if knobs.class_floors and final.lacking > LOW / POINT:
         beware = f"\nbeware: on runs that tuning did not see a class is {final.lacking:.2f} points below its floor"
-    elif not knobs.class_floors and others < knobs.floor - LOW:
-        beware = f"\nbeware: on runs that tuning did not see it has {100 * others:.2f} %, below the floor of "
+    elif not knobs.class_floors and accuracy_elsewhere < knobs.floor - LOW:
+        beware = (
+            f"\nbeware: on runs that tuning did not see it has {100 * accuracy_elsewhere:.2f} %, below the floor of "
+        )
         beware += f"{100 * knobs.floor:g} %; set the floor on more runs (tuning.matching_runs)"
     if figures.unserved > LIMIT:
         beware += f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
@@ -156,10 +159,10 @@ def announced(world: World, kind: str, knobs: TuningKnobs, *, say: Say, quiet: b
     spent = Decisions()
     with Progress(f"tune {kind}", expected.in_all, unit="decision", quiet=quiet) as bar:
 
-        def tell(now: Decisions) -> None:
+        def tell(simulated: Decisions) -> None:
             nonlocal spent
-            spent = now
-            bar.set(now.in_all, now.at_least(expected).in_all)
+            spent = simulated
+            bar.set(simulated.in_all, simulated.at_least(expected).in_all)
 
         yield tell
         bar.set(spent.in_all, spent.in_all)

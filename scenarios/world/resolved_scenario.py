@@ -127,7 +127,9 @@ class World:
     @property
     def provenance(self) -> Provenance:
         """The weakest provenance of any part of the profiles: all that rests on them has it."""
-        parts = [(p.provenance, p.power.provenance, p.concurrency.provenance) for p in self.profiles]
+        parts = [
+            (profile.provenance, profile.power.provenance, profile.concurrency.provenance) for profile in self.profiles
+        ]
         return Provenance.weakest(*(provenance for part in parts for provenance in part))
 
     def profile_of(self, server: str) -> Profile:
@@ -140,7 +142,9 @@ class World:
         """Each server's; one that is slowed down is another device to a router."""
         slowdowns = [profile.device.emulated_slowdown or 1.0 for profile in self.profiles]
         names = [profile.device.name for profile in self.profiles]
-        return tuple(f"{name} x{k:g}" if k > 1 else name for name, k in zip(names, slowdowns, strict=True))
+        return tuple(
+            f"{name} x{slowdown:g}" if slowdown > 1 else name for name, slowdown in zip(names, slowdowns, strict=True)
+        )
 
     @property
     def emulated_slowdowns(self) -> tuple[float, ...]:
@@ -234,12 +238,12 @@ class World:
         if self.scenario.classes:
             return tuple((0, goal) for goal in self.class_goals)
         goals: list[tuple[int, GoalSet]] = [(0, GoalSet())]
-        for asked in self.scenario.slo.goals(self.scenario.tuning.floor):
-            goal = GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
-            if asked.at_s <= start_s:
+        for change in self.scenario.slo.goals(self.scenario.tuning.floor):
+            goal = GoalSet(change.floor, nanoseconds(change.p99_limit_s), change.energy_weight)
+            if change.at_s <= start_s:
                 goals = [(0, goal)]
-            elif asked.at_s < start_s + horizon_s:
-                goals.append((nanoseconds(asked.at_s - start_s), goal))
+            elif change.at_s < start_s + horizon_s:
+                goals.append((nanoseconds(change.at_s - start_s), goal))
         return tuple(goals[1:] if goals[0][1] == GoalSet() else goals)
 
     @property
@@ -299,8 +303,8 @@ class World:
             deadline_s=self.scenario.deadline_s,
             block_ns=self.cluster.block_ns,
         )
-        asked = [goals.floor for goals in self.scenario.slo.goals(self.scenario.tuning.floor)]
-        floor = max([*asked, *(each.floor or 0.0 for each in self.scenario.classes)])
+        floors = [goals.floor for goals in self.scenario.slo.goals(self.scenario.tuning.floor)]
+        floor = max([*floors, *(each.floor or 0.0 for each in self.scenario.classes)])
         knobs = [server.knobs for server in self.cluster.servers]
         return replace(context, working_sets=working_sets(context, knobs, floor))
 
@@ -313,8 +317,8 @@ class World:
         nests = nests_of(widths, self.cluster.servers[server].knobs.nests)
         if not sets or all(mask[widths.index(nest[-1])] for mask in sets[server] for nest in nests):
             return ()
-        held = [[width for width, is_in in zip(widths, mask, strict=True) if is_in] for mask in sets[server]]
-        return tuple(tuple(max(of) for nest in nests if (of := set(nest) & set(each))) for each in held)
+        held_widths = [[width for width, is_in in zip(widths, mask, strict=True) if is_in] for mask in sets[server]]
+        return tuple(tuple(max(common) for nest in nests if (common := set(nest) & set(each))) for each in held_widths)
 
     def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:
         """Make a fresh router by name (`scenarios.files.router_files`).
@@ -389,8 +393,8 @@ def faults_of(
                 faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
             case _:
                 check_fault_server(fault.server, servers, scenario.name, index)
-                if (met := shifted(fault, start_s)) is not None:
-                    faults.append(met.planned(servers.index(fault.server)))
+                if (shifted_fault := shifted(fault, start_s)) is not None:
+                    faults.append(shifted_fault.planned(servers.index(fault.server)))
     return tuple(faults)
 
 

@@ -177,11 +177,11 @@ def find_dial(measure: Callable[[float], Judged[Runs]], floor: float) -> Dial[Ru
         measure: what the router has on the same runs at a dial.
         floor: mean accuracy over these runs.
     """
-    found, over = dict[float, Judged[Runs]](), dict[float, float]()
+    judgements, over = dict[float, Judged[Runs]](), dict[float, float]()
     by, step = 0.0, FIRST_STEP
     for _ in range(TRIES):
-        found[by] = measure(by)
-        over[by] = (found[by].accuracy - floor) / POINT
+        judgements[by] = measure(by)
+        over[by] = (judgements[by].accuracy - floor) / POINT
         if 0.0 <= over[by] < CLOSE:
             break
         if min(over.values()) < 0.0 <= max(over.values()):
@@ -189,33 +189,33 @@ def find_dial(measure: Callable[[float], Judged[Runs]], floor: float) -> Dial[Ru
         else:
             by = min(max(over) + step, REACH) if over[by] < 0.0 else max(min(over) - step, -REACH)
             step *= 3.0
-        if by in found:
+        if by in judgements:
             break
-    kept = [dial for dial in over if over[dial] >= 0.0]
-    if not kept:
+    keeping = [dial for dial in over if over[dial] >= 0.0]
+    if not keeping:
         best = max(over, key=lambda dial: over[dial])
-        return Dial(best, found[best], is_kept=False)
-    chosen = min([dial for dial in kept if found[dial].unserved <= LIMIT] or kept)
-    return Dial(chosen, found[chosen], is_kept=True)
+        return Dial(best, judgements[best], is_kept=False)
+    fastest = min([dial for dial in keeping if judgements[dial].unserved <= LIMIT] or keeping)
+    return Dial(fastest, judgements[fastest], is_kept=True)
 
 
-def crossing(found: Mapping[float, float], wanted: float, low: float, high: float) -> float:
+def crossing(measured: Mapping[float, float], target: float, low: float, high: float) -> float:
     """Return the next point in the search for where a rising quantity reaches a value: secant within a bracket.
 
     Args:
-        found: what was measured so far, point -> quantity.
+        measured: what was measured so far, point -> quantity.
         low, high: the bracket; the quantity is below the value at `low` and above at `high`, if it rises.
     """
-    below = max((x for x, y in found.items() if y < wanted), default=None)
-    above = min((x for x, y in found.items() if y >= wanted), default=None)
+    below = max((point for point, value in measured.items() if value < target), default=None)
+    above = min((point for point, value in measured.items() if value >= target), default=None)
     if below is None and above is None:
         return (low + high) / 2
     if below is None:
         return (low + min(above or high, high)) / 2
     if above is None:
         return (max(below, low) + high) / 2
-    rise = found[above] - found[below]
-    share = min(0.9, max(0.1, (wanted - found[below]) / rise)) if rise > 0 else 0.5
+    rise = measured[above] - measured[below]
+    share = min(0.9, max(0.1, (target - measured[below]) / rise)) if rise > 0 else 0.5
     return below + share * (above - below)
 
 

@@ -58,7 +58,10 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
     for server in servers:
         sharing[owners[server.name]].append(server)
     devices = {name: index for index, name in enumerate(sharing)}
-    memories = {server.name: _memory_of(server) for server in scenario.cluster.owners}
+    memories: dict[str, str | int] = {server.name: server.name for server in scenario.cluster.owners}
+    for server in scenario.cluster.owners:  # several devices may be shares of one GPU
+        if server.device is not None and server.device.sm_percent is not None:
+            memories[server.name] = server.device.index
     sharers = Counter(memories[owner] for owner in owners.values())
     of_server = tuple(profiles[owners[server.name]] for server in servers)
     _require_one_network(scenario, servers, of_server)
@@ -103,13 +106,11 @@ def _require_reachable(scenario: Scenario, world: World) -> None:
     goals = scenario.slo.goals(scenario.tuning.floor)
     config, tuples = world.cluster.router, world.held_top1
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
-    of_all = [
-        (f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)
-    ]
-    asked = [(key, floor, config.widths) for key, floor in of_all]
+    keyed = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
+    floors = [(key, floor, config.widths) for key, floor in keyed]
     for number, (each, widths) in enumerate(zip(scenario.classes, config.class_widths, strict=False)):
-        asked.append((f"classes.{number}.floor", each.floor or 0.0, widths))
-    for key, floor, allowed in asked:
+        floors.append((f"classes.{number}.floor", each.floor or 0.0, widths))
+    for key, floor, allowed in floors:
         best = max(filter(set(allowed).issuperset, tuples), key=lambda widths: tuples[widths], default=config.widths)
         if floor > tuples.get(best, 0.0):
             problem = f"is {floor:g}, and no width tuple that the servers can hold is so accurate"
@@ -126,10 +127,10 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int 
     """
     config = cluster.router
     paths = [path((widths[at],) * config.segments) for widths in config.model_widths]
-    ways = list(zip(config.model_shares or (1.0,), paths, strict=True))
+    model_paths = list(zip(config.model_shares or (1.0,), paths, strict=True))
     first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
     return sum(
-        1.0 / sum(share * sum(costs.image_s(server, key) for key in keys) for share, keys in ways)
+        1.0 / sum(share * sum(costs.image_s(server, key) for key in keys) for share, keys in model_paths)
         for server in first_on_device.values()
     )
 
@@ -152,8 +153,8 @@ def _speed_as_promised(scenario: Scenario, cluster: ClusterSpec, costs: ProfileC
 def device_section(device: DeviceSpec) -> DeviceSection:
     """Return a device as a scenario would name it."""
     others = ("emulated", "slowdown", "vram_gb", "memory_format", "graphs")
-    known = {name: getattr(device, name) for name in DeviceSection.model_fields if name not in others}
-    return DeviceSection(**known, vram_gb=device.vram_bytes / GB)
+    settings = {name: getattr(device, name) for name in DeviceSection.model_fields if name not in others}
+    return DeviceSection(**settings, vram_gb=device.vram_bytes / GB)
 
 
 def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenario:
@@ -170,12 +171,12 @@ def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenari
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"servers": sections})})
 
 
-def _in_ns(section: StrictModel, *but: str) -> dict[str, Any]:
-    """Return a section's settings (`but` some) as a core takes them: by the same names, but seconds as nanoseconds."""
-    given = {name: getattr(section, name) for name in type(section).model_fields if name not in but}
-    seconds = {name for name in given if name.endswith("_s")}
-    plain = {name: value for name, value in given.items() if name not in seconds}
-    return plain | {f"{name[:-2]}_ns": None if given[name] is None else nanoseconds(given[name]) for name in seconds}
+def _in_ns(section: StrictModel, *excluded: str) -> dict[str, Any]:
+    """Return a section's settings but those `excluded`, by name, as a core takes them: seconds as nanoseconds."""
+    values = {name: getattr(section, name) for name in type(section).model_fields if name not in excluded}
+    seconds = {name for name in values if name.endswith("_s")}
+    plain = {name: value for name, value in values.items() if name not in seconds}
+    return plain | {f"{name[:-2]}_ns": None if values[name] is None else nanoseconds(values[name]) for name in seconds}
 
 
 def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...], profiles: tuple[Profile, ...]) -> None:
@@ -189,11 +190,6 @@ def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...],
             raise InputError(scenario.name, "cluster.servers", problem)
 
 
-def _memory_of(owner: ServerSection) -> str | int:
-    """Return the identity of a server's memory: its name, or the GPU of which several devices are shares."""
-    return owner.name if owner.device is None or owner.device.sm_percent is None else owner.device.index
-
-
 def _tables(scenario: Scenario, profile: Profile, sharing: Sequence[ServerSection]) -> DeviceTables:
     knobs = [scenario.cluster.greedy_of(server) for server in sharing]
     limit = max(knob.batch_limit for knob in knobs)
@@ -201,58 +197,58 @@ def _tables(scenario: Scenario, profile: Profile, sharing: Sequence[ServerSectio
 
 
 def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shares: int) -> GreedyKnobs:
-    given = scenario.cluster.greedy_of(server)
+    section = scenario.cluster.greedy_of(server)
     profile = tables.profile
-    cap_gb = given.vram_cap_gb
+    cap_gb = section.vram_cap_gb
     cap_bytes = profile.device.vram_bytes // shares if cap_gb is None else int(cap_gb * GB)
     if profile.memory.context_bytes > cap_bytes:
         problem = f"{cap_bytes / GB:.3g} GB are less than the context of {server.name!r} alone takes"
         remedy = f"it takes {profile.memory.context_bytes / GB:.3g} GB; raise the cap, or leave it out"
         raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", f"{problem}: {remedy}")
-    scale_cap = _SCALE_CAP[profile.device.kind] if given.scale_cap is None else given.scale_cap
+    scale_cap = _SCALE_CAP[profile.device.kind] if section.scale_cap is None else section.scale_cap
     knobs = GreedyKnobs(
         widths=profile.model.widths,
         instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},
         context_bytes=profile.memory.context_bytes,
         vram_cap_bytes=cap_bytes,
-        padded_sizes=padded_sizes(profile, given.batch_limit),
+        padded_sizes=padded_sizes(profile, section.batch_limit),
         nests=profile.model.nests,
         scale_cap=scale_cap,
-        **_in_ns(given, "vram_cap_gb", "util_metric", "preload", "scale_cap"),
+        **_in_ns(section, "vram_cap_gb", "util_metric", "preload", "scale_cap"),
     )
     if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and knobs.all_bytes > cap_bytes:
         problem = "with `head_of_line: block` nothing is evicted, so without idle unloads full memory is a deadlock"
         remedy = f"give idle_unload_s, or {knobs.all_bytes / GB:.2f} GB to {server.name!r}"
         raise InputError(scenario.name, "cluster.greedy.idle_unload_s", f"{problem}; {remedy}")
-    return replace(knobs, preload=_preload(scenario, server, given, knobs))
+    return replace(knobs, preload=_preload(scenario, server, section, knobs))
 
 
 def _preload(
-    scenario: Scenario, server: ServerSection, given: GreedySection, knobs: GreedyKnobs
+    scenario: Scenario, server: ServerSection, section: GreedySection, knobs: GreedyKnobs
 ) -> tuple[tuple[int, float], ...]:
-    if isinstance(given.preload, str):
-        wanted = tuple(sorted(knobs.instance_bytes)) if given.preload == "all" else ()
+    if isinstance(section.preload, str):
+        instances = tuple(sorted(knobs.instance_bytes)) if section.preload == "all" else ()
     else:
-        wanted = given.preload
-    needed = knobs.context_bytes + sum(knobs.instance_bytes[spec] for spec in wanted)
+        instances = section.preload
+    needed = knobs.context_bytes + sum(knobs.instance_bytes[spec] for spec in instances)
     if needed > knobs.vram_cap_bytes:
         problem = f"needs {needed / GB:.2f} GB, the cap of {server.name!r} is {knobs.vram_cap_bytes / GB:.2f} GB"
         raise InputError(scenario.name, "cluster.greedy.preload", f"{problem}; preload less or raise vram_cap_gb")
-    return wanted
+    return instances
 
 
 def _attachment(server: ServerSection, profile: Profile, source: str) -> Attachment:
     name = f"link:{server.name}"
-    given = server.link
-    if isinstance(given, LinkSection):
-        link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
-        return Attachment(given.medium or name, link)
-    if given == "measured":
+    section = server.link
+    if isinstance(section, LinkSection):
+        link = Link(latency_s=section.latency_s, bandwidth_bytes_s=section.bandwidth_bytes_s, loss=section.loss)
+        return Attachment(section.medium or name, link)
+    if section == "measured":
         if profile.link is None:  # of an emulated device on another host: otherwise checked on reading
             problem = "'measured', which `slimsched run` does before it simulates; run that first, or name the link"
             raise InputError(source, f"cluster.servers.{server.name}.link", problem)
         return Attachment(name, profile.link)
-    return Attachment(given if given in SHARED_PRESETS else name, PRESETS[given])
+    return Attachment(section if section in SHARED_PRESETS else name, PRESETS[section])
 
 
 def _in_rack(scenario: Scenario, server: ServerSection, attachment: Attachment) -> Attachment:
@@ -267,9 +263,12 @@ def _in_rack(scenario: Scenario, server: ServerSection, attachment: Attachment) 
 def _router_config(
     scenario: Scenario, servers: tuple[ServerSpec, ...], profile: Profile, prior: AccuracyPrior
 ) -> RouterConfig:
-    model, given = profile.model, scenario.router
+    model, section = profile.model, scenario.router
     holds = tuple(
-        tuple(tuple(server.knobs.can_hold((s, w)) for w in model.widths) for s in range(1, model.segments + 1))
+        tuple(
+            tuple(server.knobs.can_hold((segment, width)) for width in model.widths)
+            for segment in range(1, model.segments + 1)
+        )
         for server in servers
     )
     model_of = _models_of_classes(scenario, tuple(model.widths_by_model))
@@ -280,19 +279,22 @@ def _router_config(
         holds=holds,
         models=tuple(model.widths_by_model.values()),
         model_of=model_of,
-        model_shares=tuple(sum(share for of, share in shares if of == number) for number in range(len(model.models))),
+        model_shares=tuple(
+            sum(share for model_number, share in shares if model_number == number)
+            for number in range(len(model.models))
+        ),
         shed_expired=scenario.shed,
         outstanding_blocks=_outstanding_blocks(scenario),
         classes=scenario.class_names,
-        samples=given.samples or 0,
-        **_in_ns(given, "decision_s", "outstanding_blocks", "samples"),
+        samples=section.samples or 0,
+        **_in_ns(section, "decision_s", "outstanding_blocks", "samples"),
     )
-    for place, masks in enumerate(zip(*config.masks(), strict=True)):
+    for index, masks in enumerate(zip(*config.masks(), strict=True)):
         if not any(map(any, masks)):
-            at = f"segment {place % model.segments + 1}"
-            of = f" of {model.models[place // model.segments][0]}" if model.models else ""
+            segment_text = f"segment {index % model.segments + 1}"
+            model_text = f" of {model.models[index // model.segments][0]}" if model.models else ""
             caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
-            problem = f"no server can hold {at}{of} at any width (caps: {caps}); raise vram_cap_gb"
+            problem = f"no server can hold {segment_text}{model_text} at any width (caps: {caps}); raise vram_cap_gb"
             raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
     return replace(config, top1=top1_of(config, prior))
 
@@ -303,13 +305,13 @@ def _models_of_classes(scenario: Scenario, models: tuple[str, ...]) -> tuple[int
     Raises:
         InputError: a class names a model that there is not, or none of several.
     """
-    named = {f"classes.{number}.model": each.model for number, each in enumerate(scenario.classes)}
-    for key, name in (named or {"classes": None}).items():
+    model_names = {f"classes.{number}.model": each.model for number, each in enumerate(scenario.classes)}
+    for key, name in (model_names or {"classes": None}).items():
         if name not in (models or (None,)):
             holds = f"the network holds the models {', '.join(models)}: name one" if models else "the network is one"
             remedy = "" if models else ": leave it out, or join several (`slimsched model join`)"
             raise InputError(scenario.name, key, f"{name or 'missing'}; {holds}{remedy}")
-    return tuple(models.index(name) for name in named.values() if name is not None)
+    return tuple(models.index(name) for name in model_names.values() if name is not None)
 
 
 def _outstanding_blocks(scenario: Scenario) -> int:
@@ -335,8 +337,8 @@ def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:
     shared = [index for index, tables in enumerate(devices) if tables.chores is not None]
     if not shared:
         return ()
-    named = [devices[index].profile.execution.get("cores", "any") for index in shared]
-    cores = {core for names in named for core in names.split(",")}
+    cores_of = [devices[index].profile.execution.get("cores", "any") for index in shared]
+    cores = {core for names in cores_of for core in names.split(",")}
     machine = int(devices[shared[0]].profile.device.stamps.get("cpu_cores", "0"))
     return tuple(shared) if "any" in cores or len(cores) >= machine else ()
 
@@ -394,8 +396,8 @@ def network_of(scenario: Scenario) -> Network | None:
     """Return the network that the scenario names; raises `InputError` for an unknown name."""
     from hw.networks.network_files import Network
 
-    given = scenario.model
-    return Network(given.network, given.options, scenario.name, "model.network") if given.network else None
+    section = scenario.model
+    return Network(section.network, section.options, scenario.name, "model.network") if section.network else None
 
 
 def profile_path(folder: Path, server: str) -> Path:
@@ -450,10 +452,10 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
             continue
         path, device = profile_source(server, folder), server.device
         if device is not None and device.emulated is not None and path != profile_path(folder, server.name):
-            plays = (device.emulated, device.slowdown)
-            if plays not in played:
-                played[plays] = emulated_profile(device)
-            profiles[server.name] = played[plays]
+            key = (device.emulated, device.slowdown)
+            if key not in played:
+                played[key] = emulated_profile(device)
+            profiles[server.name] = played[key]
             continue
         if not path.is_file():
             problem = (
@@ -463,9 +465,9 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
         is_brought = server.profile is not None
         with nullcontext() if is_brought else with_remedy(_CALIBRATED):
             profile = profiles[server.name] = read_profile(path)
-        wanted = of_network(scenario) if is_brought else of_profile(scenario, server)
+        settings = of_network(scenario) if is_brought else of_profile(scenario, server)
         remedy = "`slimsched calibrate` makes one of yours" if is_brought else f"{_CALIBRATED} (remove an edited one)"
-        require_same(path, profile.made_with, wanted, remedy, is_brought=is_brought)
+        require_same(path, profile.made_with, settings, remedy, is_brought=is_brought)
     return profiles
 
 
@@ -489,8 +491,8 @@ def _is_played(device: DeviceSection, path: Path) -> bool:
     """Return whether a run has kept there the profile that this very device emulates, with what serving costs."""
     if not path.is_file():
         return False
-    played, wanted = read_profile(path), emulated_profile(device)
-    return (played.name, played.latency) == (wanted.name, wanted.latency)
+    played, profile = read_profile(path), emulated_profile(device)
+    return (played.name, played.latency) == (profile.name, profile.latency)
 
 
 def make_world(scenario: Scenario, folder: Path) -> World:
@@ -517,7 +519,10 @@ def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accu
     Raises:
         InputError: it is of another one.
     """
-    segments, widths = len(next(iter(accuracy.prior.top1))), sorted({w for row in accuracy.prior.top1 for w in row})
+    segments, widths = (
+        len(next(iter(accuracy.prior.top1))),
+        sorted({width for row in accuracy.prior.top1 for width in row}),
+    )
     for name, profile in profiles.items():
         model = profile.model
         if (model.segments, sorted(model.widths)) != (segments, widths):

@@ -68,15 +68,15 @@ def deciding_in(cluster: ClusterSpec) -> dict[str, float]:
     }
 
 
-def _is_another(tuned: Mapping[str, Any], here: Mapping[str, float]) -> bool:
+def _is_another(tuned: Mapping[str, Any], current: Mapping[str, float]) -> bool:
     """Return whether a router was tuned for another way of deciding: no two calibrations agree on a decision's cost."""
     try:
-        there = {name: float(tuned[name]) for name in here}
+        recorded = {name: float(tuned[name]) for name in current}
     except (KeyError, TypeError, ValueError):
         return False  # it is not recorded
-    costs_s = sorted(each["decision_s"] + USUAL_BLOCK * each["image_s"] for each in (there, here))
-    rest = ("outstanding_blocks", "max_batching_delay_s")
-    return costs_s[1] > ALIKE * costs_s[0] or any(there[name] != here[name] for name in rest)
+    costs_s = sorted(each["decision_s"] + USUAL_BLOCK * each["image_s"] for each in (recorded, current))
+    limits = ("outstanding_blocks", "max_batching_delay_s")
+    return costs_s[1] > ALIKE * costs_s[0] or any(recorded[name] != current[name] for name in limits)
 
 
 def _in_words(deciding: Mapping[str, float]) -> str:
@@ -93,13 +93,13 @@ def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], clus
     for name in dict.fromkeys(routers):
         origin = made_by(path) if (path := router_file(name)) is not None else {}
         tuned = origin.get("devices")
-        deciding, here_too = origin.get("deciding"), deciding_in(cluster)
+        deciding, current = origin.get("deciding"), deciding_in(cluster)
         if isinstance(tuned, list) and tuned != list(devices):
-            there, here = (", ".join(map(str, each)) for each in (tuned, devices))
-            yield f"warning: {name} was tuned for other servers ({there:.300}; here: {here:.300}); tune it here as well"
-        elif isinstance(deciding, Mapping) and _is_another(deciding, here_too):
-            there, here = _in_words(deciding), _in_words(here_too)
-            yield f"warning: {name} was tuned for another way of deciding ({there}; here: {here}); tune it here as well"
+            servers = f"{', '.join(map(str, tuned)):.300}; here: {', '.join(devices):.300}"
+            yield f"warning: {name} was tuned for other servers ({servers}); tune it here as well"
+        elif isinstance(deciding, Mapping) and _is_another(deciding, current):
+            costs = f"{_in_words(deciding)}; here: {_in_words(current)}"
+            yield f"warning: {name} was tuned for another way of deciding ({costs}); tune it here as well"
 
 
 def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: Path) -> Iterator[str]:
@@ -107,22 +107,24 @@ def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: 
 
     A constant promise causes no warning: results are compared with it. `made_in`: as for `maker_of`.
     """
-    wanted = scenario.slo.goals(scenario.tuning.floor)
-    goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in wanted)]
+    asked_for = scenario.slo.goals(scenario.tuning.floor)
+    goals = [
+        goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in asked_for)
+    ]
     if scenario.slo.schedule or "energy_weight" in goals:
         yield from routers_ignoring(goals, routers, made_in)
 
 
 def routers_ignoring(goals: Sequence[str], routers: Sequence[str], made_in: Path) -> Iterator[str]:
     """Yield a warning for routers that don't follow some of these goals of the operator's (names of keys in `slo`)."""
-    deaf: dict[tuple[str, ...], list[str]] = {}
+    names_by_ignored: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(routers):
-        deaf.setdefault(_ignored(spec_of(name, made_in), goals), []).append(name)
-    for ignored, names in deaf.items():
+        names_by_ignored.setdefault(_ignored(spec_of(name, made_in), goals), []).append(name)
+    for ignored, names in names_by_ignored.items():
         if ignored:
             kinds = (COMPASS,) if "energy_weight" in ignored else CONTROLLED
-            keys, able = ", ".join(f"slo.{goal}" for goal in ignored), ", ".join(kinds)
-            remedy = f"what can is {able}, with `control` in the router's file (tuning.control)"
+            keys, capable = ", ".join(f"slo.{goal}" for goal in ignored), ", ".join(kinds)
+            remedy = f"what can is {capable}, with `control` in the router's file (tuning.control)"
             yield f"warning: {', '.join(names)} can't follow {keys}; {remedy}"
 
 
@@ -202,22 +204,22 @@ _WATCHED: Final = {"device", "checkpoint_epochs", "probe_epochs"}  # where and h
 
 def of_network(scenario: Scenario) -> MadeWith:
     """Return the network that the scenario names, and a user's code; empty if it names none."""
-    given = scenario.model
-    if given.network is None:
+    section = scenario.model
+    if section.network is None:
         return {}
-    return network_settings(given.network, given.options, scenario.name, "model.network")
+    return network_settings(section.network, section.options, scenario.name, "model.network")
 
 
 def of_accuracy(scenario: Scenario) -> MadeWith:
     """Return what an accuracy table depends on: network, images, and the network's training if that is done here."""
-    given, origin = scenario.model, of_network(scenario)
-    if given.accuracy is None or "dataset" in given.model_fields_set:  # a table that is brought may be of any other
+    section, origin = scenario.model, of_network(scenario)
+    if section.accuracy is None or "dataset" in section.model_fields_set:  # a table that is brought may be of any other
         try:
-            origin["model.dataset"] = dataset_label(given.dataset)
+            origin["model.dataset"] = dataset_label(section.dataset)
         except InputError as error:
             raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
-    if given.checkpoint is None:
-        training = given.training.model_dump(mode="json", exclude_none=True, exclude=_WATCHED)
+    if section.checkpoint is None:
+        training = section.training.model_dump(mode="json", exclude_none=True, exclude=_WATCHED)
         origin |= _flat("model.training", training)
     return origin
 
@@ -258,7 +260,7 @@ def _flat(key: str, value: Any) -> MadeWith:
 
 
 def require_same(
-    path: Path, origin: Mapping[str, str] | None, wanted: Mapping[str, str], remedy: str, *, is_brought: bool = False
+    path: Path, origin: Mapping[str, str] | None, settings: Mapping[str, str], remedy: str, *, is_brought: bool = False
 ) -> None:
     """Check that a file was made with the scenario's present settings.
 
@@ -270,10 +272,10 @@ def require_same(
     """
     if not origin:
         return
-    for key in {**wanted, **origin}:
-        there, here = origin.get(key), wanted.get(key)
-        if there != here and not (is_brought and None in (there, here)):
-            texts = ("nothing" if each is None else f"{each:.200}" for each in (there, here))
+    for key in {**settings, **origin}:
+        recorded, current = origin.get(key), settings.get(key)
+        if recorded != current and not (is_brought and None in (recorded, current)):
+            texts = ("nothing" if each is None else f"{each:.200}" for each in (recorded, current))
             raise InputError(str(path), key, "made with {}, the scenario has {}; ".format(*texts) + remedy)
 
 

@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 import torch
 
-from scenarios.executors import serving_measurement
 from scenarios.job import network_stages, profile_stages, validation_stage
 from slimsched.cli import main
 
@@ -123,7 +122,7 @@ def _around(made: _Made, wrap: _Wrap) -> Iterator[None]:
             (network_stages, "evaluate"),
             (profile_stages, "calibrate_device"),
             (profile_stages, "measure_serving"),
-            (serving_measurement, "measure_decisions"),
+            (profile_stages, "measure_decisions"),
             (validation_stage, "validate_runs"),
         ):
             stack.enter_context(patch.object(module, name, wrap(made, name, getattr(module, name))))

@@ -17,6 +17,7 @@ from scenarios.executors import serving_measurement
 from scenarios.executors.serving_measurement import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.files.series_files import DecisionTime
+from scenarios.job import profile_stages
 from scenarios.job.job_stages import Run
 from scenarios.job.profile_stages import with_decision_times
 from scenarios.metrics.run_result import Simulator
@@ -166,7 +167,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         make()
         return told(router=router, own_s=3e-4 if router == "jsq" else 1.5e-4)
 
-    monkeypatch.setattr(serving_measurement, "measure_decisions", measure)
+    monkeypatch.setattr(profile_stages, "measure_decisions", measure)
     return asked
 
 
