@@ -326,7 +326,7 @@ def test_an_interrupted_search_goes_on(
 
 def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
     """The same rule, tuned for either: less energy at a p99 within its limit."""
-    knobs = replace(KNOBS, decisions=60_000)  # with less both searches end in the same rule
+    knobs = replace(KNOBS, decisions=60_000, seed=1)  # with less both searches end in the same rule
     quick = tune_world(world, "ladder", knobs)
     limit_s = 4 * quick.figures.p99_s
     frugal = tune_world(world, "ladder", replace(knobs, objective="energy", p99_limit_s=limit_s))
