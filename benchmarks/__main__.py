@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME ...`: the one door to the studies. Each says what it makes with `--help`."""
+"""`python -m benchmarks NAME ...`: runs the studies. Each says what it makes with `--help`."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ from hw.telemetry import (
     NvmlSensor,
     Sensor,
     Used,
-    board_facts,
     cpu_name,
     cpu_sensor,
     device_label,
+    nvml_device_facts,
     nvml_handle,
     process_cpu_s,
 )
@@ -180,7 +180,7 @@ def gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
         return {}
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     versions = {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
-    return {**versions, **board_facts(*open_nvml(spec))}
+    return {**versions, **nvml_device_facts(*open_nvml(spec))}
 
 
 # ----------------------------------------------------------------------------------------------------------- power

@@ -1,6 +1,6 @@
-"""Opening of a device for calibration: the bench of its agents, and the fastest way to compute there.
+"""Opening of a device for calibration: the bench of its workers, and the fastest way to compute there.
 
-`AgentBench` only translates; the plan decides what to measure.
+`WorkerBench` only translates; the plan decides what to measure.
 
 `opened` composes the probe, the detection of other programs, the meter's self-test and the bench, which are independent
 of each other.
@@ -50,12 +50,10 @@ from calibrate.power_meter import (
     watch,
 )
 from calibrate.profile_fit import DeviceFacts
-from hw.agent.instances import Way, quickest, race
-from hw.agent.torch_outfit import torch_agents
 from hw.device_settings import DeviceSpec, formats_of
 from hw.networks.network_files import ModelFile
-from hw.router.agent_handles import transfer_round
-from hw.router.local_agents import AgentProcess, start_agents
+from hw.router.local_workers import WorkerProcess, start_workers
+from hw.router.worker_handles import transfer_round
 from hw.telemetry import Sensor, process_cpu_s
 from hw.telemetry.nvml import other_processes
 from hw.transport.messages import (
@@ -74,6 +72,8 @@ from hw.transport.messages import (
     Timed,
     TogetherResult,
 )
+from hw.worker.instances import Way, quickest, race
+from hw.worker.torch_outfit import torch_workers
 from kit.errors import WorkError
 from policies.vocabulary import NS_PER_S, Provenance
 
@@ -93,31 +93,31 @@ def apart_share(results: Sequence[TogetherResult]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentBench:
-    """`calibrate.measurement_bench.Bench` on an agent.
+class WorkerBench:
+    """`calibrate.measurement_bench.Bench` on a worker.
 
     Attributes:
-        peer: index of the arena of another server's agent, to move activations to; None if no link is measured.
+        peer: index of the arena of another server's worker, to move activations to; None if no link is measured.
         sibling: a second process on the same device, for sets across processes; None without such sets.
         cores: cores of a CPU device.
-        receiver: that other server's agent, if it copies received activations onto a GPU.
+        receiver: that other server's worker, if it copies received activations onto a GPU.
     """
 
-    agent: AgentProcess
+    worker: WorkerProcess
     peer: int | None
     meter: Meter
-    sibling: AgentProcess | None = None
+    sibling: WorkerProcess | None = None
     cores: tuple[int, ...] = ()
-    receiver: AgentProcess | None = None
+    receiver: WorkerProcess | None = None
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
-        timed = self.agent.ask(BenchmarkLoad(instance, segment, width, from_disk), Timed)
+        timed = self.worker.ask(BenchmarkLoad(instance, segment, width, from_disk), Timed)
         return timed.samples_s[0], timed.vram_bytes
 
     def unload(self, instance: int) -> float:
         """See `Bench`."""
-        return self.agent.ask(BenchmarkUnload(instance), Timed).samples_s[0]
+        return self.worker.ask(BenchmarkUnload(instance), Timed).samples_s[0]
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
@@ -138,49 +138,49 @@ class AgentBench:
     ) -> tuple[list[Loop], int]:
         """See `Bench`."""
         message = BenchmarkInstance(instance, tuple(points), warmup, repeats, min_s, self._pause_s)
-        result = self.agent.ask(message, InstanceResult)
+        result = self.worker.ask(message, InstanceResult)
         return [self._loop(loop) for loop in result.loops], result.captured
 
     def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
         """See `Bench`."""
-        return self.agent.ask(BenchmarkPaths(tuple(paths), repeats), Timed).samples_s
+        return self.worker.ask(BenchmarkPaths(tuple(paths), repeats), Timed).samples_s
 
     def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:
         """See `Bench`."""
-        result = self.agent.ask(BenchmarkBesideLoad(point, segment, width, QUIET_S), BesideLoadResult)
+        result = self.worker.ask(BenchmarkBesideLoad(point, segment, width, QUIET_S), BesideLoadResult)
         return result.quiet_s, result.beside_s
 
     def timed(self, point: Point, warmup: int, repeats: int, min_s: float, pause_s: float = 0.0) -> BenchmarkResult:
-        """Time forward passes of a point alone in the agent's process."""
-        return self.agent.ask(Benchmark(point, warmup, repeats, min_s, pause_s), BenchmarkResult)
+        """Time forward passes of a point alone in the worker's process."""
+        return self.worker.ask(Benchmark(point, warmup, repeats, min_s, pause_s), BenchmarkResult)
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
         """See `Bench`."""
-        agents = [self.agent]
+        workers = [self.worker]
         if across:
             assert self.sibling is not None, "a plan without a second process asks for no set across processes"
-            agents.append(self.sibling)
+            workers.append(self.sibling)
         first_s = LEAD_S if self.cores else GPU_LEAD_S
         for times in LEAD_TIMES if across else (0,):
-            before, begin_ns = _CoreUse.of(self.cores, agents), time.monotonic_ns() + round(times * first_s * NS_PER_S)
-            for index, agent in enumerate(agents):
-                part = tuple(points[index :: len(agents)])
-                agent.send(BenchmarkTogether(part, duration_s, begin_ns if across else 0))
-            results = [agent.expect(TogetherResult) for agent in agents]
+            before, begin_ns = _CoreUse.of(self.cores, workers), time.monotonic_ns() + round(times * first_s * NS_PER_S)
+            for index, worker in enumerate(workers):
+                part = tuple(points[index :: len(workers)])
+                worker.send(BenchmarkTogether(part, duration_s, begin_ns if across else 0))
+            results = [worker.expect(TogetherResult) for worker in workers]
             if (apart := apart_share(results)) <= MAX_APART:
                 break
-        background_share = max(_CoreUse.of(self.cores, agents).background_share(before), apart if across else 0.0)
-        members = [results[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
+        background_share = max(_CoreUse.of(self.cores, workers).background_share(before), apart if across else 0.0)
+        members = [results[index % len(workers)].results[index // len(workers)] for index in range(len(points))]
         return SharedLoop(members, background_share)
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
         """See `Bench`."""
-        return self.agent.ask(BenchmarkDispatch(point, number, PAUSE_S), Timed).samples_s
+        return self.worker.ask(BenchmarkDispatch(point, number, PAUSE_S), Timed).samples_s
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
         """See `Bench`."""
         assert self.peer is not None, "a plan without a peer asks for no transfer"
-        return transfer_round(self.agent, self.peer, size_bytes, number, PAUSE_S, receiver=self.receiver)
+        return transfer_round(self.worker, self.peer, size_bytes, number, PAUSE_S, receiver=self.receiver)
 
     def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
         """See `Bench`."""
@@ -210,7 +210,7 @@ class AgentBench:
 
 @dataclass(frozen=True, slots=True)
 class _CoreUse:
-    """CPU time of a CPU device's cores at one moment, used by all and by our agents."""
+    """CPU time of a CPU device's cores at one moment, used by all and by our workers."""
 
     cores: int
     at_s: float
@@ -218,11 +218,11 @@ class _CoreUse:
     own_s: float
 
     @classmethod
-    def of(cls, cores: Sequence[int], agents: Sequence[AgentProcess]) -> _CoreUse:
+    def of(cls, cores: Sequence[int], workers: Sequence[WorkerProcess]) -> _CoreUse:
         everywhere = psutil.cpu_times(percpu=True)
         times = [everywhere[core] for core in cores]
         idle_s = sum(used.idle + getattr(used, "iowait", 0.0) for used in times)
-        own_s = sum(process_cpu_s(agent.pid) for agent in agents)
+        own_s = sum(process_cpu_s(worker.pid) for worker in workers)
         return cls(len(cores), time.monotonic_ns() / NS_PER_S, sum(map(sum, times)) - idle_s, own_s)
 
     def background_share(self, before: _CoreUse) -> float:
@@ -245,7 +245,7 @@ class Opened:
         warnings: warnings about measurements on this device, one sentence each.
     """
 
-    bench: AgentBench
+    bench: WorkerBench
     probed: Probe
     facts: DeviceFacts
     warnings: tuple[str, ...] = ()
@@ -272,7 +272,7 @@ def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s:
     require_quiet(meter.device, use, request.allow_busy)
     _settle(device, meter, probed)
     bare = _idle_looks(meter, probed, idle_s)
-    bandwidth = bandwidth_bytes_s(device)  # its process has ended, so memory of contexts is the agents' alone
+    bandwidth = bandwidth_bytes_s(device)  # its process has ended, so memory of contexts is the workers' alone
     with bench_of(file, device, request.peer, sibling=True) as bench:
         _settle(device, bench.meter, probed)
         context = _idle_looks(bench.meter, probed, idle_s, settle_s=bench.meter.rise_s)
@@ -289,7 +289,7 @@ def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s:
                 device, probed, _idle_w(device, meter, probed, bare), _idle_w(device, bench.meter, probed, context)
             ),
             sensor=sensor_model(device, request.sensor_period_s, sensor),
-            context_bytes=bench.agent.wait_until_ready().context_bytes,
+            context_bytes=bench.worker.wait_until_ready().context_bytes,
             fall_s=fall_s(after, bench.meter.rise_s),
             padded_sizes=device.warm_sizes,
         )
@@ -301,28 +301,28 @@ def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s:
 @contextmanager
 def bench_of(
     file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, sibling: bool = False
-) -> Iterator[AgentBench]:
-    """Start agents on a device; yields the bench with its meter."""
+) -> Iterator[WorkerBench]:
+    """Start workers on a device; yields the bench with its meter."""
     devices = [("calibrated", device)]
     devices += [("sibling", device)] if sibling else []
     has_own_peer = peer is not None and not (sibling and peer == device)
     devices += [("peer", peer or device)] if has_own_peer else []
-    with torch_agents(devices, file) as specs, start_agents(specs) as agents:
-        on_device = agents[: 2 if sibling else 1]
-        sensor = open_sensor(device, tuple(agent.pid for agent in on_device))
-        yield AgentBench(
-            agent=agents[0],
-            peer=len(agents) - 1 if peer else None,
+    with torch_workers(devices, file) as specs, start_workers(specs) as workers:
+        on_device = workers[: 2 if sibling else 1]
+        sensor = open_sensor(device, tuple(worker.pid for worker in on_device))
+        yield WorkerBench(
+            worker=workers[0],
+            peer=len(workers) - 1 if peer else None,
             meter=meter_of(device, probe(device, sensor), sensor),
             sibling=on_device[-1] if sibling else None,
             cores=device.physical[1] if device.kind == "cpu" else (),
-            receiver=agents[-1] if peer and peer.kind == "cuda" else None,
+            receiver=workers[-1] if peer and peer.kind == "cuda" else None,
         )
 
 
 @contextmanager
 def naming_a_lost_device(meter: Meter) -> Iterator[None]:
-    """Convert errors of a lost device: an agent only detects that its own call failed."""
+    """Convert errors of a lost device: a worker only detects that its own call failed."""
     try:
         yield
     except WorkError as error:
@@ -418,7 +418,7 @@ def settled(request: CalibrationRequest, timed: Race = race) -> tuple[Calibratio
     if begun is None:
         raced = timed(request.file, candidates, powers_of_two(request.batch_limit))
         best = quickest(raced)
-        begun = replace(best.device, warm_sizes=padded_sizes(request.batch_limit, best.block_s))
+        begun = replace(best.device, warm_sizes=padded_sizes(request.batch_limit, best.micro_batch_s))
         text = "; ".join(map(str, raced)) if len(raced) > 1 else ""
     return replace(request, device=begun, peer=begun if request.peer == request.device else request.peer), text
 

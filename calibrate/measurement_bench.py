@@ -2,11 +2,11 @@
 
 The device's speed (`SlowdownLook`, `Speed`): half of a virtual machine's core may be lent to another tenant. For
 milliseconds to seconds everything then takes half as long again, and no counter of the guest shows it. A fixed piece of
-work next to each pass, the reference (`hw.agent.torch_outfit`), does: its time, relative to the best one, classifies
+work next to each pass, the reference (`hw.worker.torch_outfit`), does: its time, relative to the best one, classifies
 the passes. These classes and functions use no profile and measure nothing.
 
-The interface (`Bench`): the real bench is `calibrate.device_opening.AgentBench`; a test's bench is a few lines of known
-physics.
+The interface (`Bench`): the real bench is `calibrate.device_opening.WorkerBench`; a test's bench is a few lines of
+known physics.
 
 Memory bandwidth (`bandwidth_bytes_s`): bytes read and written a second, measured with large copies.
 """
@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hw.agent.cuda import finish
 from hw.device_settings import DeviceSpec
 from hw.subprocesses import Tell, apart
 from hw.transport.messages import ConcurrentResult, Point
+from hw.worker.cuda import finish
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import NS_PER_S, Provenance
 
@@ -173,7 +173,7 @@ class Bench(Protocol):
         ...
 
     def paths(self, paths: Sequence[tuple[Point, ...]], repeats: int) -> Sequence[float]:
-        """Run a block through each path, a point a segment: the median seconds of each."""
+        """Run a micro-batch through each path, a point a segment: the median seconds of each."""
         ...
 
     def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:

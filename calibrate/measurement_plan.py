@@ -114,8 +114,8 @@ POWER_S: Final = 1.0  # under load, after the sensor's rise: a sensor with ten r
 LEAD_S: Final = 0.05  # creating and warming instances before processes begin together
 QUIET_S: Final = 0.3  # before an instance is loaded next to passes
 ALONE_SHARE: Final = 1 / 3  # of a concurrency set's time, for which each member runs alone just before
-STEP_OVERHEAD_S: Final = 0.004  # a command to the agent and its answer
-WARM_S: Final = 0.005  # of passes before a point is timed on a CPU (`hw.agent.torch_outfit`)
+STEP_OVERHEAD_S: Final = 0.004  # a command to the worker and its answer
+WARM_S: Final = 0.005  # of passes before a point is timed on a CPU (`hw.worker.torch_outfit`)
 PAUSE_S: Final = 500e-6  # before a pass on a CPU (`calibrate.device_opening`), with the reference next to it
 GPU_PASS_S: Final = 5e-4
 
@@ -258,7 +258,7 @@ class Extras:
         power: whether to measure steady points under the power sensor.
         peer: moving activations to a second server.
         rise_s: time after a step of the load in which the power sensor still reflects the state before.
-        largest_bytes: largest transfer of a block.
+        largest_bytes: largest transfer of a micro-batch.
         awake: a GPU's power at small duties, when its clocks stay up.
     """
 
@@ -293,7 +293,7 @@ def full_grid(batch_limit: int) -> tuple[int, ...]:
     return tuple(sorted(grid))
 
 
-def padded_sizes(batch_limit: int, block_s: Mapping[int, float]) -> tuple[int, ...]:
+def padded_sizes(batch_limit: int, micro_batch_s: Mapping[int, float]) -> tuple[int, ...]:
     """Return a GPU's batch sizes: powers of two, the limit, 12 and 24 if padding costs more than a pass.
 
     A batch half-way between two powers is padded to the larger. That costs half of the difference of their times, and
@@ -301,11 +301,11 @@ def padded_sizes(batch_limit: int, block_s: Mapping[int, float]) -> tuple[int, .
     captures.
 
     Args:
-        block_s: times of blocks of 1 image and of the powers of two.
+        micro_batch_s: times of micro-batches of 1 image and of the powers of two.
     """
     sizes = powers_of_two(batch_limit)
     pairs = [(low, high) for low, high in pairwise(sizes) if low in (8, 16) and high == 2 * low]
-    halfway = {3 * low // 2 for low, high in pairs if (block_s[high] - block_s[low]) / 2 > block_s[1]}
+    halfway = {3 * low // 2 for low, high in pairs if (micro_batch_s[high] - micro_batch_s[low]) / 2 > micro_batch_s[1]}
     return tuple(sorted({*sizes, *halfway}))
 
 
@@ -443,17 +443,21 @@ def describe(step: Step) -> str:
 
 
 def guess_from(
-    costs: Mapping[Key, KeyCost], paths: Sequence[tuple[Point, ...]], blocks_s: Sequence[float]
+    costs: Mapping[Key, KeyCost], paths: Sequence[tuple[Point, ...]], micro_batches_s: Sequence[float]
 ) -> ForwardGuess:
-    """Guess passes from the times of two blocks on one path: a floor a segment, and a price of a MAC.
+    """Guess passes from the times of two micro-batches on one path: a floor a segment, and a price of a MAC.
 
     Args:
         paths: of the two, the smaller batch first.
     """
     small, large = paths
     macs, difference = sum(costs[point.key].macs for point in small), large[0].batch - small[0].batch
-    price_s = max(0.0, blocks_s[1] - blocks_s[0]) / (macs * difference) if difference else blocks_s[0] / macs
-    floor_s = max(0.0, blocks_s[0] - price_s * macs * small[0].batch) / len(small)
+    price_s = (
+        max(0.0, micro_batches_s[1] - micro_batches_s[0]) / (macs * difference)
+        if difference
+        else micro_batches_s[0] / macs
+    )
+    floor_s = max(0.0, micro_batches_s[0] - price_s * macs * small[0].batch) / len(small)
     return lambda point: floor_s + price_s * costs[point.key].macs * point.batch
 
 

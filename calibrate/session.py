@@ -28,10 +28,10 @@ from calibrate.measurement_plan import (
 )
 from calibrate.plan_execution import CalibrationProgress, measure, once
 from calibrate.profile_fit import fit
-from hw.agent.torch_outfit import ARENA_BYTES
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
 from hw.transport.messages import Point
+from hw.worker.torch_outfit import ARENA_BYTES
 from kit.random_streams import stream
 from policies.vocabulary import NS_PER_S
 from sim.device_profile import Profile
@@ -112,7 +112,8 @@ def _plan(request: CalibrationRequest, costs: ModelCosts, ready: Opened, log: Lo
 
 
 def _guess(bench: Bench, costs: ModelCosts, sizes: Sequence[int], log: Log) -> ForwardGuess:
-    """Guess a CPU's passes from blocks on the widest path; logged, so that a resumed plan has the same estimates."""
+    """Guess a CPU's passes from micro-batches on the widest path; logged, so that a resumed plan has the same
+    estimates."""
     paths = (path_of(sorted(costs.keys), sizes[0], max), path_of(sorted(costs.keys), sizes[-1], max))
     result = once(bench, PlannedStep(Paths(paths), 0, True, 0.0), EFFORTS["cpu"], log, time.monotonic_ns)
     assert isinstance(result, PathsResult)
@@ -158,7 +159,7 @@ def fall_look_of(kind: str, budget_s: float) -> float:
 
 
 def largest_transfer_bytes(costs: ModelCosts, batch_limit: int) -> int:
-    """Return the transfer of a block after the segment with the largest output; at most half of an arena."""
+    """Return the transfer of a micro-batch after the segment with the largest output; at most half of an arena."""
     image_bytes = max(max(row) for row in costs.info.activation_bytes)
     return min(batch_limit * image_bytes, ARENA_BYTES // 2)
 

@@ -29,11 +29,11 @@ ENVIRONMENTS, STEPS, EPOCHS, GAMMA, LAMBDA, CLIP = 8, 128, 4, 0.9, 0.95, 0.2
 def chosen(logits: Tensor, masks: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """A free server, a width that it holds, a group: (B, 3) actions, (B,) log probabilities, (B,) entropies."""
     free, held = masks[:, : SIZES[0]], masks[:, SIZES[0] :].unflatten(1, SIZES[:2])
-    server, width, group = logits.split(SIZES, dim=1)
+    server, width, micro_batch_size = logits.split(SIZES, dim=1)
     first = Categorical(logits=server.masked_fill(~free, -1e8))
     place = first.sample() if action is None else action[:, 0]
     may = held[torch.arange(len(place)), place]
-    heads = [first, Categorical(logits=width.masked_fill(~may, -1e8)), Categorical(logits=group)]
+    heads = [first, Categorical(logits=width.masked_fill(~may, -1e8)), Categorical(logits=micro_batch_size)]
     action = torch.stack([place, *(head.sample() for head in heads[1:])], 1) if action is None else action
     parts = [head.log_prob(part) for head, part in zip(heads, action.T, strict=True)]
     return action, torch.stack(parts).sum(0), torch.stack([head.entropy() for head in heads]).sum(0)

@@ -1,6 +1,6 @@
 """The device of a server and its settings, for calibration and serving, and its share of a GPU by NVIDIA's MPS.
 
-`DeviceSpec` names a device and its settings; it neither opens the device (`hw.agent.instances` does) nor measures it.
+`DeviceSpec` names a device and its settings; it neither opens the device (`hw.worker.instances` does) nor measures it.
 
 Shares by MPS (`start_daemon`): the command has a separate control daemon, with pipes in a separate folder: an
 administrator's settings are untouched. MPS limits each *process* to its share, so each server with a share has a
@@ -46,7 +46,7 @@ class DeviceSpec:
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
         vram_bytes: memory for instances, and on a GPU also for its context and for activations between segments; a load
             or a batch beyond it fails as `out_of_memory`.
-        graphs: on a GPU, passes are captured and replayed (`hw.agent.cuda`).
+        graphs: on a GPU, passes are captured and replayed (`hw.worker.cuda`).
         warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
             for each thread and shape separately.
         sm_percent: of a GPU: the share of its multiprocessors that this server's process may use, by MPS; None: all.
@@ -119,7 +119,7 @@ class DeviceSpec:
             "threads": str(self.threads),
             "onednn": str(self.onednn),
             "nnpack": "False",
-        }  # see `hw.agent.instances`
+        }  # see `hw.worker.instances`
         waiting = _settings(wait_policy="OMP_WAIT_POLICY") if self.threads > 1 else {}
         return {**common, "device": "cpu", "cores": cores, **kernels, **waiting}
 
@@ -137,7 +137,7 @@ def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "False"}
-"""How a GPU computes, set by `hw.agent.instances.open_device`: torch's releases differ in their defaults."""
+"""How a GPU computes, set by `hw.worker.instances.open_device`: torch's releases differ in their defaults."""
 
 
 def _settings(**variables: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-_PERIOD_NS = 20_000_000  # while it serves, an agent spends 0.2 % of its time on it
+_PERIOD_NS = 20_000_000  # while it serves, a worker spends 0.2 % of its time on it
 
 
 class Reference:
@@ -100,7 +100,7 @@ class Reference:
 
 
 class SpeedMeter:
-    """Reads the reference now and then, between the batches that an agent serves; by its clock."""
+    """Reads the reference now and then, between the batches that a worker serves; by its clock."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns

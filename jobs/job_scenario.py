@@ -23,8 +23,8 @@ from jobs.job_simulation import JobRun, JobWorld
 from jobs.job_traces import JobTrace, read_trace
 from jobs.learning.scoring_network import Learned, NamedPolicy, read_learned
 from jobs.policies.job_cluster import Cluster, JobArrived, NodeGroup, Pool, Speeds
-from jobs.policies.job_orders import MultifactorKnobs
-from jobs.policies.named_policies import JobPolicy, PreemptionKnobs, policy_of, shown_name
+from jobs.policies.job_orders import MultifactorParams
+from jobs.policies.named_policies import JobPolicy, PreemptionParams, policy_of, shown_name
 from jobs.policies.run_times import ORACLE
 from kit import strict
 from kit.documents import read_text
@@ -301,12 +301,12 @@ def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = 
 
 
 def _with_numbers(
-    policy: JobPolicy, knobs: PreemptionKnobs, multifactor: MultifactorKnobs, cluster: JobClusterSection
+    policy: JobPolicy, params: PreemptionParams, multifactor: MultifactorParams, cluster: JobClusterSection
 ) -> JobPolicy:
     """Return the policy with a file's numbers of preemption and priorities; its own round if there is none."""
-    restart_s = cluster.restart_s if knobs.restart_s is None else knobs.restart_s
-    own = {"round_s": knobs.round_s or policy.knobs.round_ns / NS_PER_S, "restart_s": restart_s}
-    return replace(policy, knobs=knobs.model_copy(update=own), multifactor=multifactor)
+    restart_s = cluster.restart_s if params.restart_s is None else params.restart_s
+    own = {"round_s": params.round_s or policy.params.round_ns / NS_PER_S, "restart_s": restart_s}
+    return replace(policy, params=params.model_copy(update=own), multifactor=multifactor)
 
 
 def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str, key: str) -> None:
@@ -474,11 +474,11 @@ def _short_rounds(case: JobsCase) -> Iterator[str]:
     world = case.world
     needed_ns = world.restart_ns + world.checkpoint_ns
     for each in case.policies:
-        knobs = each.policy.knobs
-        if each.policy.is_preemptive and needed_ns and max(knobs.round_ns, knobs.min_run_ns) <= needed_ns:
+        params = each.policy.params
+        if each.policy.is_preemptive and needed_ns and max(params.round_ns, params.min_run_ns) <= needed_ns:
             yield (
                 f"{each.name}: a restart and the time to the first checkpoint are {needed_ns / NS_PER_S:g} s, and jobs "
-                f"may be stopped after {max(knobs.round_ns, knobs.min_run_ns) / NS_PER_S:g} s: some may never get "
+                f"may be stopped after {max(params.round_ns, params.min_run_ns) / NS_PER_S:g} s: some may never get "
                 "anywhere; give preemption.min_run_s more than that"
             )
 

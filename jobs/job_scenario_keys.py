@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from jobs.policies.job_cluster import PLACEMENTS
-from jobs.policies.job_orders import ORDERS, MultifactorKnobs, Span, Time
-from jobs.policies.named_policies import QUEUEINGS, ROUNDS, PreemptionKnobs
+from jobs.policies.job_orders import ORDERS, MultifactorParams, Span, Time
+from jobs.policies.named_policies import QUEUEINGS, ROUNDS, PreemptionParams
 from jobs.policies.run_times import ESTIMATES
 from kit.strict import FileName, FilePath, Name, PossiblePath, StrictModel
 
@@ -182,11 +182,11 @@ class JobsScenario(StrictModel):
         "earlier", description="history of policies that use one: none, or jobs that ended before the window"
     )
     longest_s: Span = Field(366 * 86400.0, description="limit of the run after the last submission")
-    preemption: PreemptionKnobs = Field(
-        default_factory=PreemptionKnobs, description="preemption of policies given by name"
+    preemption: PreemptionParams = Field(
+        default_factory=PreemptionParams, description="preemption of policies given by name"
     )
-    multifactor: MultifactorKnobs = Field(
-        default_factory=MultifactorKnobs, description="weights of policies `multifactor` given by name"
+    multifactor: MultifactorParams = Field(
+        default_factory=MultifactorParams, description="weights of policies `multifactor` given by name"
     )
     slurm: SlurmSection = Field(default_factory=SlurmSection, description="Slurm's delays")
     policies: tuple[PolicyName, ...] = Field(
@@ -214,7 +214,7 @@ class JobsScenario(StrictModel):
         return self
 
 
-class PolicyPreemption(PreemptionKnobs):
+class PolicyPreemption(PreemptionParams):
     """Settings of a policy that preempts."""
 
     kind: Literal["none", "by-index"] = Field("none", description="whether running jobs may be preempted")
@@ -235,8 +235,8 @@ class PolicyFile(StrictModel):
         "strict", description=f"which jobs may overtake: {', '.join(f'`{name}`' for name in (*QUEUEINGS, ROUNDS))}"
     )
     preemption: PolicyPreemption = Field(default_factory=PolicyPreemption, description="what is preempted, and when")
-    multifactor: MultifactorKnobs = Field(
-        default_factory=MultifactorKnobs, description="weights of the order `multifactor`"
+    multifactor: MultifactorParams = Field(
+        default_factory=MultifactorParams, description="weights of the order `multifactor`"
     )
     placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{name}`' for name in PLACEMENTS)}")
     estimate: str = Field(

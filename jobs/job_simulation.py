@@ -1,4 +1,4 @@
-"""Simulator of training jobs on a cluster: an agenda of events drives the scheduler's core.
+"""Simulator of training jobs on a cluster: an event queue of events drives the scheduler's core.
 
 At one instant: arrivals, then ends by job, stops by job, failures of nodes by node, returns by node; last the scheduler
 decides, and is notified of stops before it decides again at the same instant. The same jobs, cluster, policy and seed
@@ -164,7 +164,7 @@ class JobSimulation:
             run.policy, world.groups, world.speeds, oracle, run.past, world.variability, run.choosing
         )
         self.now_ns = 0
-        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []  # the agenda
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []  # the event queue
         self._sequence = count()
         self._columns = _Columns(len(jobs))
         self._begins_ns = run.begins_ns

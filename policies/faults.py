@@ -62,7 +62,7 @@ class Squeeze:
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Broken images of these requests: the last segment finds no label for them."""
+    """Broken images of these requests: the last segment finds no prediction for them."""
 
     requests: frozenset[int]
 
@@ -87,7 +87,7 @@ PLANNED = "planned"  # of an outage
 DRAINED = "drained"  # by the operator; a drained server may be up
 WORKER_DIED = "worker_died"
 WORKER_HUNG = "worker_hung"
-NO_LABEL = "no_label"
+NO_PREDICTION = "no_prediction"
 OUT_OF_MEMORY = "out_of_memory"
 
 

@@ -24,11 +24,11 @@ from policies.vocabulary import (
     NOTHING_RESIDENT,
     BatchFailed,
     BatchFinished,
-    BlockArrived,
     InstanceLoaded,
     InstanceUnloaded,
     LoadFailed,
     LoadInstance,
+    MicroBatchArrived,
     RejectRequests,
     Residency,
     ReturnRequests,
@@ -106,12 +106,13 @@ class MemoryBook:
 Spec = tuple[int, float]  # (segment, width) of an instance
 
 
-# -------------------------------------------------------------------------------------------------- knobs and instances
+# -------------------------------------------------------------------------------------------------- parameters and
+# instances
 
 
 @dataclass(frozen=True, slots=True)
-class GreedyKnobs:
-    """The knobs of Algorithm 1 (the arrival rate r belongs to the workload).
+class GreedyParams:
+    """The parameters of Algorithm 1 (the arrival rate r belongs to the workload).
 
     Attributes:
         widths: the width set W, ascending.
@@ -123,7 +124,7 @@ class GreedyKnobs:
         idle_unload_ns: t_idle; None never unloads.
         scale_trigger: Q_th, queued requests of one key above which another instance may load; it never evicts.
         scale_cap: N_new, loads for a key since its queue was last empty; at this number no more are added.
-        head_of_line: `skip` tries the next key if the head's can't be served; `block` is the literal algorithm.
+        head_of_line: `skip` tries the next key if the head's can't be served; `wait` is the literal algorithm.
         skip_limit_ns: once a blocked key has waited this long, nothing overtakes it.
         served_width: a batch runs at the requested width, or at its instance's width.
         nests: how many widths each nest has (`policies.interfaces`); empty if all are one.
@@ -144,7 +145,7 @@ class GreedyKnobs:
     idle_unload_ns: int | None = 5_000_000_000
     scale_trigger: int = 32
     scale_cap: int = 2
-    head_of_line: Literal["skip", "block"] = "skip"
+    head_of_line: Literal["skip", "wait"] = "skip"
     skip_limit_ns: int = 500_000_000
     served_width: Literal["requested", "instance"] = "requested"
     nests: tuple[int, ...] = ()
@@ -185,7 +186,7 @@ class InstanceState(Enum):
 class Instance:
     """A segment's weights at one width; `last_used_ns` (t_last) is set at load end and batch end.
 
-    `vram_bytes` is its charge: the knobs' value, until the device reports its actual size.
+    `vram_bytes` is its charge: the parameters' value, until the device reports its actual size.
     """
 
     id: int
@@ -214,17 +215,18 @@ class _Batch(msgspec.Struct, frozen=True):
 class GreedyScheduler:
     """One server's scheduler: `handle` each event with its time, execute the commands, call again at `next_wake_ns`.
 
-    Events of an earlier epoch of the server (another `epoch`) are stale and change nothing. Times must not decrease.
+    Events of an earlier incarnation of the server (another `incarnation`) are stale and change nothing. Times must not
+    decrease.
     """
 
-    def __init__(self, knobs: GreedyKnobs, server: int) -> None:
-        self.knobs = knobs
+    def __init__(self, params: GreedyParams, server: int) -> None:
+        self.params = params
         self.server = server
         self.next_wake_ns: int | None = None
         self.running_requests = 0  # in the running batches
-        self.memory = MemoryBook(knobs.vram_cap_bytes, knobs.context_bytes)
-        self._nests = nest_by_width(knobs.widths, knobs.nests)
-        self._epoch = 0
+        self.memory = MemoryBook(params.vram_cap_bytes, params.context_bytes)
+        self._nests = nest_by_width(params.widths, params.nests)
+        self._incarnation = 0
         self._queue: KeyedFifo[WorkKey] = KeyedFifo()
         self._instances: dict[int, Instance] = {}
         self._by_segment: dict[int, list[Instance]] = {}  # by width, ascending
@@ -239,7 +241,7 @@ class GreedyScheduler:
         self._next_batch = 0
         self.residency = NOTHING_RESIDENT
         self._take_in: dict[type, Callable[[Any, int, list[ServerCommand]], None]] = {
-            BlockArrived: self._enqueue,
+            MicroBatchArrived: self._enqueue,
             BatchFinished: self._finish_batch,
             BatchFailed: self._fail_batch,
             InstanceLoaded: self._finish_load,
@@ -283,17 +285,17 @@ class GreedyScheduler:
                 self._schedule(now_ns, commands)
         elif isinstance(event, ServerUp):
             self._forget_everything()
-            self._epoch = event.epoch
-            commands.extend(self._load(spec, now_ns) for spec in self.knobs.preload)
+            self._incarnation = event.incarnation
+            commands.extend(self._load(spec, now_ns) for spec in self.params.preload)
             self._plan_wake(now_ns)
         elif isinstance(event, ServerDown) and self._is_current(event):
             self._forget_everything()
         return commands  # none for a batch's start and stragglers: they change nothing here
 
     def _is_current(self, event: Any) -> bool:
-        if type(event) is BlockArrived:
-            return event.block.epoch == self._epoch
-        return type(event) is TimerFired or event.epoch == self._epoch
+        if type(event) is MicroBatchArrived:
+            return event.micro_batch.incarnation == self._incarnation
+        return type(event) is TimerFired or event.incarnation == self._incarnation
 
     def _forget_everything(self) -> None:
         self._queue.clear()
@@ -309,18 +311,18 @@ class GreedyScheduler:
             self._retry_at_ns,
         ):
             state.clear()
-        self._epoch = 0  # no epoch has this number: any later event of the last one is stale
+        self._incarnation = 0  # no incarnation has this number: any later event of the last one is stale
         self.residency = NOTHING_RESIDENT
         self._utilization = 0.0
         self.running_requests = 0
         self.next_wake_ns = None
 
-    def _enqueue(self, event: BlockArrived, now_ns: int, commands: list[ServerCommand]) -> None:
-        block = event.block
-        if self.knobs.can_hold((block.key.segment, block.key.width)):
-            self._queue.push(block.key, block.requests)
+    def _enqueue(self, event: MicroBatchArrived, now_ns: int, commands: list[ServerCommand]) -> None:
+        micro_batch = event.micro_batch
+        if self.params.can_hold((micro_batch.key.segment, micro_batch.key.width)):
+            self._queue.push(micro_batch.key, micro_batch.requests)
         else:
-            commands.append(RejectRequests(self._epoch, block.requests, "instance_too_large"))
+            commands.append(RejectRequests(self._incarnation, micro_batch.requests, "instance_too_large"))
 
     def _finish_batch(self, event: BatchFinished, now_ns: int, commands: list[ServerCommand]) -> None:
         batch = self._release_batch(event.batch, now_ns)
@@ -329,14 +331,14 @@ class GreedyScheduler:
         if event.failed:
             passed = tuple(request for request in passed if request not in event.failed)
         if passed:
-            commands.append(ReturnRequests(self._epoch, passed, batch.segment, batch.width, self.residency))
+            commands.append(ReturnRequests(self._incarnation, passed, batch.segment, batch.width, self.residency))
         if event.failed:
-            commands.append(RejectRequests(self._epoch, event.failed, event.reason))
+            commands.append(RejectRequests(self._incarnation, event.failed, event.reason))
 
     def _fail_batch(self, event: BatchFailed, now_ns: int, commands: list[ServerCommand]) -> None:
         """Requeue the batch. If memory was short, drop its instance, too: the next batch would fail the same way."""
         batch = self._release_batch(event.batch, now_ns)
-        commands.append(RejectRequests(self._epoch, batch.requests, event.reason))
+        commands.append(RejectRequests(self._incarnation, batch.requests, event.reason))
         if event.reason == OUT_OF_MEMORY:
             commands.append(self._unload(batch.instance))
             self._back_off(batch.instance.spec, event.reason, now_ns, commands)
@@ -382,14 +384,14 @@ class GreedyScheduler:
         if now_ns < self._retry_at_ns.get(spec, 0):
             return  # one of several that failed together: one failure
         failures = self._failures[spec] = self._failures.get(spec, 0) + 1
-        if failures < self.knobs.load_retries:
-            self._retry_at_ns[spec] = now_ns + self.knobs.load_backoff_ns * 2 ** (failures - 1)
+        if failures < self.params.load_retries:
+            self._retry_at_ns[spec] = now_ns + self.params.load_backoff_ns * 2 ** (failures - 1)
             return
         del self._failures[spec]
         self._retry_at_ns.pop(spec, None)
         for key in self._queue.by_age():
             if (key.segment, key.width) == spec and not self._has_instance_for(key):
-                commands.append(RejectRequests(self._epoch, self._take(key, self._queue.length(key)), reason))
+                commands.append(RejectRequests(self._incarnation, self._take(key, self._queue.length(key)), reason))
 
     def _finish_unload(self, event: InstanceUnloaded, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
@@ -404,7 +406,7 @@ class GreedyScheduler:
     def _note_residency(self) -> None:
         """Note that instances were added, removed, or changed between loading and loaded."""
         loaded = loading = 0
-        widths = self.knobs.widths
+        widths = self.params.widths
         for instance in self._instances.values():
             bit = Residency.bit(instance.segment, widths.index(instance.width), len(widths))
             if instance.state is InstanceState.LOADING:
@@ -421,8 +423,8 @@ class GreedyScheduler:
             commands.append(self._run(*served))
         if self._queue.waiting:
             self._order_loads(now_ns, commands)
-        if self._idle and self.knobs.idle_unload_ns is not None:
-            self._unload_idle(now_ns, self.knobs.idle_unload_ns, commands)
+        if self._idle and self.params.idle_unload_ns is not None:
+            self._unload_idle(now_ns, self.params.idle_unload_ns, commands)
         self._plan_wake(now_ns)
 
     def _next_servable(self, now_ns: int) -> tuple[WorkKey, Instance] | None:
@@ -437,10 +439,10 @@ class GreedyScheduler:
         return None
 
     def _may_not_be_overtaken(self, key: WorkKey, now_ns: int) -> bool:
-        return self.knobs.head_of_line == "block" or self._is_overdue(key, now_ns)
+        return self.params.head_of_line == "wait" or self._is_overdue(key, now_ns)
 
     def _is_overdue(self, key: WorkKey, now_ns: int) -> bool:
-        return now_ns - self._blocked_since_ns[key] >= self.knobs.skip_limit_ns
+        return now_ns - self._blocked_since_ns[key] >= self.params.skip_limit_ns
 
     def _find_free_best_fit(self, key: WorkKey) -> Instance | None:
         """Return Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest
@@ -458,15 +460,17 @@ class GreedyScheduler:
 
     def _run(self, key: WorkKey, instance: Instance) -> RunBatch:
         """Form a batch of one key and make the instance busy (Alg. 1 l. 14-17)."""
-        requests = self._take(key, self.knobs.batch_limit)
+        requests = self._take(key, self.params.batch_limit)
         self._set_taken(instance, InstanceState.BUSY)
-        served = key.width if self.knobs.served_width == "requested" else instance.width
+        served = key.width if self.params.served_width == "requested" else instance.width
         batch = self._next_batch
         self._next_batch += 1
         self.running_requests += len(requests)
         self._batches[batch] = _Batch(instance, requests, key.segment, served)
-        padded = self._padded(len(requests)) if self.knobs.padded_sizes else len(requests)
-        return RunBatch(self._epoch, batch, instance.id, requests, key.segment, key.previous_width, served, padded)
+        padded = self._padded(len(requests)) if self.params.padded_sizes else len(requests)
+        return RunBatch(
+            self._incarnation, batch, instance.id, requests, key.segment, key.previous_width, served, padded
+        )
 
     def _take(self, key: WorkKey, count: int) -> tuple[int, ...]:
         """Remove requests from the queue; the key is not blocked any more, and its load counter ends with its queue."""
@@ -477,7 +481,7 @@ class GreedyScheduler:
         return requests
 
     def _padded(self, size: int) -> int:
-        for padded in self.knobs.padded_sizes:
+        for padded in self.params.padded_sizes:
             if padded >= size:
                 return padded
         return size
@@ -488,12 +492,12 @@ class GreedyScheduler:
         A key needs an instance if none here, free or busy, is wide enough, or if the key is overdue. Only need evicts,
         and only for the oldest key that memory stops. While an instance loads for a key, the key waits for it.
         """
-        may_evict = self.knobs.head_of_line == "skip"
+        may_evict = self.params.head_of_line == "skip"
         for key in self._queue.by_age():
             spec, is_overdue = (key.segment, key.width), self._is_overdue(key, now_ns)
             if not self._is_loading_for(key) and self._admits(spec, now_ns, is_overdue):
                 is_needed = is_overdue or not self._has_instance_for(key)
-                if self.memory.fits(self.knobs.instance_bytes[spec]):
+                if self.memory.fits(self.params.instance_bytes[spec]):
                     if is_needed or self._may_have_another(key):
                         commands.append(self._load_for_key(key, now_ns))
                 elif is_needed and may_evict:
@@ -506,13 +510,13 @@ class GreedyScheduler:
     def _may_have_another(self, key: WorkKey) -> bool:
         """Return whether a key may load another instance: above Q_th within N_new, or if only wider ones serve at their
         width."""
-        if self.knobs.served_width == "instance" and all(
+        if self.params.served_width == "instance" and all(
             instance.width != key.width or instance.state is InstanceState.UNLOADING
             for instance in self._by_segment[key.segment]
         ):
             return True
-        is_long = self._queue.length(key) > self.knobs.scale_trigger
-        return is_long and self._loads_for_key.get(key, 0) < self.knobs.scale_cap
+        is_long = self._queue.length(key) > self.params.scale_trigger
+        return is_long and self._loads_for_key.get(key, 0) < self.params.scale_cap
 
     def _has_instance_for(self, key: WorkKey) -> bool:
         return any(
@@ -533,7 +537,7 @@ class GreedyScheduler:
         """
         if now_ns < self._retry_at_ns.get(spec, 0):
             return False
-        if overdue or self._utilization < self.knobs.utilization_block:
+        if overdue or self._utilization < self.params.utilization_block:
             return True
         return all(instance.state is InstanceState.UNLOADING for instance in self._by_segment.get(spec[0], ()))
 
@@ -543,21 +547,21 @@ class GreedyScheduler:
 
     def _load(self, spec: Spec, now_ns: int) -> LoadInstance:
         segment, width = spec
-        vram_bytes = self.knobs.instance_bytes[spec]
+        vram_bytes = self.params.instance_bytes[spec]
         instance = Instance(self._next_instance, segment, width, InstanceState.LOADING, now_ns, vram_bytes)
         self._next_instance += 1
         self.memory.charge(vram_bytes)
         self._instances[instance.id] = instance
         insort(self._by_segment.setdefault(segment, []), instance, key=lambda each: each.width)
         self._note_residency()
-        return LoadInstance(self._epoch, instance.id, segment, width)
+        return LoadInstance(self._incarnation, instance.id, segment, width)
 
     def _evict_for(self, spec: Spec, commands: list[ServerCommand]) -> bool:
         """Unload idle instances, least recently used first, if that frees enough memory (otherwise none).
 
         Returns whether enough memory is being freed.
         """
-        needed = self.knobs.instance_bytes[spec]
+        needed = self.params.instance_bytes[spec]
         if self.memory.fits_once_freed(needed):
             return True
         short_bytes = self.memory.used_bytes - self.memory.freeing_bytes + needed - self.memory.cap_bytes
@@ -582,13 +586,13 @@ class GreedyScheduler:
         self._set_taken(instance, InstanceState.UNLOADING)
         self._note_residency()
         self.memory.start_freeing(instance.vram_bytes)
-        return UnloadInstance(self._epoch, instance.id)
+        return UnloadInstance(self._incarnation, instance.id)
 
     def _plan_wake(self, now_ns: int) -> None:
         """Plan the next time at which something could change without an event."""
         wake_ns: int | None = None
-        if self.knobs.idle_unload_ns is not None and self._idle:
-            wake_ns = next(iter(self._idle.values())).last_used_ns + self.knobs.idle_unload_ns
+        if self.params.idle_unload_ns is not None and self._idle:
+            wake_ns = next(iter(self._idle.values())).last_used_ns + self.params.idle_unload_ns
         if self._retry_at_ns:
             waiting = {(key.segment, key.width) for key in self._queue}
             retries_ns = [at_ns for spec, at_ns in self._retry_at_ns.items() if spec in waiting and at_ns > now_ns]

@@ -16,7 +16,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 import numpy as np
 
-from policies.vocabulary import FOLLOW_NS, IMAGE, ROUTER, Choice, ClusterView, Hold, HoldRule, WorkKey
+from policies.vocabulary import FOLLOW_NS, IMAGE, ROUTER, BatchingDelay, BatchingDelayRule, Choice, ClusterView, WorkKey
 
 # ----------------------------------------------------------------------------------------------------------- the reward
 
@@ -100,11 +100,11 @@ class AccuracyPrior:
             raise ValueError("the width tuples of an accuracy table must have one length")
         self.top1 = dict(sorted(top1.items()))
         self.mean_top1 = mean(tuple(self.top1.values()))
-        groups: dict[tuple[float, ...], list[float]] = {}
+        micro_batch_sizes: dict[tuple[float, ...], list[float]] = {}
         for widths, value in self.top1.items():
             for length in range(1, len(widths) + 1):
-                groups.setdefault(widths[:length], []).append(value)
-        self._prior = {prefix: mean(values) for prefix, values in groups.items()}
+                micro_batch_sizes.setdefault(widths[:length], []).append(value)
+        self._prior = {prefix: mean(values) for prefix, values in micro_batch_sizes.items()}
         self._answers = dict(self._prior)  # separate: the answer for a missing tuple is never a neighbour
 
     def __call__(self, widths: tuple[float, ...]) -> float:
@@ -153,36 +153,38 @@ def nest_by_width(widths: Widths, nests: tuple[int, ...]) -> Mapping[float, Widt
     return {width: nest for nest in nests_of(widths, nests) for width in nest}
 
 
-def tuples_within(groups: Sequence[Widths], segments: int) -> list[Widths]:
+def tuples_within(micro_batch_sizes: Sequence[Widths], segments: int) -> list[Widths]:
     """Return every complete width tuple within one of these groups of widths, ascending."""
-    return [widths for group in groups for widths in product(group, repeat=segments)]
+    return [widths for micro_batch_size in micro_batch_sizes for widths in product(micro_batch_size, repeat=segments)]
 
 
 # -------------------------------------------------------------------------------------------------------------- routers
 
 
 MAX_TUPLES: Final = 1 << 12  # of a table known to the router's core: every stored run contains it
-GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+MICRO_BATCH_SIZES: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 HERE, IN_RACK, ELSEWHERE = range(3)  # the source of a transfer
 WAYS: Final = 3
 
 
 class RoutingPolicy(Protocol):
-    """A policy that chooses for the candidate block of a view: a server that is `valid` and a width that it can hold.
+    """A policy that chooses for the candidate micro-batch of a view: a server that is `valid` and a width that it can
+    hold.
 
-    If `view.hold_left_ns` is above 0, it may answer with a `Hold`. It may also have an attribute `hold`, a `HoldRule`
-    for holds of the router's core from the run's start on (`hold_rule_of`), and an attribute `p99_limit_ns`, which
-    replaces the operator's limit when the core counts late images (`limit_ns_of`); it may change during the run.
+    If `view.batching_delay_left_ns` is above 0, it may answer with a `BatchingDelay`. It may also have an attribute
+    `batching_delay`, a `BatchingDelayRule` for batching delays of the router's core from the run's start on
+    (`batching_delay_rule_of`), and an attribute `p99_limit_ns`, which replaces the operator's limit when the core
+    counts late images (`limit_ns_of`); it may change during the run.
     """
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         """Decide; `rng` is this router's named random stream."""
         ...
 
 
-def hold_rule_of(policy: RoutingPolicy) -> HoldRule | None:
+def batching_delay_rule_of(policy: RoutingPolicy) -> BatchingDelayRule | None:
     """Return the router's rule for automatic holds; None for none."""
-    rule: HoldRule | None = getattr(policy, "hold", None)
+    rule: BatchingDelayRule | None = getattr(policy, "batching_delay", None)
     return rule
 
 
@@ -275,11 +277,13 @@ class RouterConfig:
         widths: the width set W, ascending.
         holds: (servers, segments, widths) whether a server can hold an instance.
         groups: the group sizes g to choose from, ascending.
-        outstanding_blocks: the cap of blocks outstanding at a server; when all are at the cap the router waits.
-        block_key: whether a block's members must share the location of their activations.
+        outstanding_micro_batches: the cap of micro-batches outstanding at a server; when all are at the cap the router
+            waits.
+        micro_batch_key: whether a micro-batch's members must share the location of their activations.
         max_retries: number of retries of a request after rejections or failures of servers.
         shed_expired: give up requests whose deadline has passed when they reach the FIFO's head.
-        max_batching_delay_ns: the longest total hold of a request, over all segments; 0 for no holds.
+        max_batching_delay_ns: the longest total batching delay of a request, over all segments; 0 for no batching
+            delays.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
         classes: names of the classes of requests; empty if all are of one, which has no name.
         models: the widths of each of several models; empty if there is one. A request's class decides its model.
@@ -292,10 +296,10 @@ class RouterConfig:
 
     segments: int
     widths: tuple[float, ...]
-    holds: tuple[tuple[tuple[bool, ...], ...], ...]
-    groups: tuple[int, ...] = GROUPS
-    outstanding_blocks: int = 2
-    block_key: Literal["location", "any"] = "location"
+    fits: tuple[tuple[tuple[bool, ...], ...], ...]
+    micro_batch_sizes: tuple[int, ...] = MICRO_BATCH_SIZES
+    outstanding_micro_batches: int = 2
+    micro_batch_key: Literal["location", "any"] = "location"
     max_retries: int = 3
     shed_expired: bool = False
     max_batching_delay_ns: int = 0
@@ -310,7 +314,7 @@ class RouterConfig:
     @property
     def servers(self) -> int:
         """N."""
-        return len(self.holds)
+        return len(self.fits)
 
     @property
     def class_count(self) -> int:
@@ -350,7 +354,7 @@ class RouterConfig:
                 for model in self.model_widths
                 for held in segments
             ]
-            for segments in self.holds
+            for segments in self.fits
         ]
 
     def width_tuples(self) -> list[tuple[float, ...]]:

@@ -3,8 +3,8 @@
 The observation (`ObservationSpec`) has fixed scales, never running ones: it means the same at the start of training, at
 its end and on the hardware, and a stored router needs no statistics except its weights.
 
-Batching delays (`Waits`): a policy chooses a wait by its index. Index 0 is no hold. Index k holds the candidates until
-the next larger group is full, for the k-th wait at most.
+Batching delays (`Waits`): a policy chooses a wait by its index. Index 0 is no batching delay. Index k delays the
+candidates until the next larger micro-batch is full, for the k-th wait at most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kit.errors import InputError
 from policies.interfaces import RouterConfig
-from policies.vocabulary import NS_PER_S, ClusterView, Hold
+from policies.vocabulary import NS_PER_S, BatchingDelay, ClusterView
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
@@ -31,7 +31,7 @@ class ObservationSpec:
     ======  =========================  ==================================================================
     index   of the paper               value
     ======  =========================  ==================================================================
-    0       q_fifo                     log1p(requests in the global FIFO, the candidate block's included)
+    0       q_fifo                     log1p(requests in the global FIFO, the candidate micro-batch's included)
     1       c_done                     log1p(requests completed since the start of the run)
     2+3i    q_i                        log1p(requests sent to server i and not returned)
     3+3i    P_i                        server i's last reported power / its device's power limit
@@ -65,24 +65,26 @@ class ObservationSpec:
 
 
 def masks(view: ClusterView) -> tuple[Bools, Bools]:
-    """Return the action masks: (N,) servers that can take the block, and (N, W) widths that each can hold."""
+    """Return the action masks: (N,) servers that can take the micro-batch, and (N, W) widths that each can hold."""
     servers = [server.valid for server in view.servers]
     widths = [server.widths for server in view.servers]
     return np.array(servers, dtype=np.bool_), np.array(widths, dtype=np.bool_)
 
 
-def problem_with(holds_s: Sequence[float], limit_s: float) -> str | None:
+def problem_with(batching_delays_s: Sequence[float], limit_s: float) -> str | None:
     """Return what is wrong with waits under this limit of the router, with the remedy; None for nothing."""
-    if list(holds_s) != sorted(set(holds_s)) or not all(
-        isfinite(seconds * NS_PER_S) and seconds * NS_PER_S >= 1 for seconds in holds_s
+    if list(batching_delays_s) != sorted(set(batching_delays_s)) or not all(
+        isfinite(seconds * NS_PER_S) and seconds * NS_PER_S >= 1 for seconds in batching_delays_s
     ):
-        return f"{list(holds_s)} must ascend, each a nanosecond or longer; or leave it empty, to hold nobody"
-    if not holds_s or holds_s[-1] <= limit_s:
+        return f"{list(batching_delays_s)} must ascend, each a nanosecond or longer; or leave it empty, to hold nobody"
+    if not batching_delays_s or batching_delays_s[-1] <= limit_s:
         return None
     if limit_s == 0:
-        return f"{list(holds_s)}: nobody may be held; set router.max_batching_delay_s above 0, or leave holds_s empty"
+        remedy = "set router.max_batching_delay_s above 0, or leave batching_delays_s empty"
+        return f"{list(batching_delays_s)}: nobody may be delayed; {remedy}"
     allowed = f"at most router.max_batching_delay_s ({limit_s:g})"
-    return f"{holds_s[-1]:g} is longer than anybody may be held, {allowed}; raise that limit, or choose shorter waits"
+    longest = f"{batching_delays_s[-1]:g} is longer than anybody may be delayed"
+    return f"{longest}, {allowed}; raise that limit, or choose shorter waits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +92,20 @@ class Waits:
     """The waits of one policy, in nanoseconds, and the group sizes, ascending. Without waits it never holds."""
 
     waits_ns: tuple[int, ...]
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, holds_s: Sequence[float], groups: Sequence[int]) -> Waits:
+    def of(cls, batching_delays_s: Sequence[float], micro_batch_sizes: Sequence[int]) -> Waits:
         """Convert waits from seconds."""
-        return cls(tuple(round(each * NS_PER_S) for each in holds_s), tuple(groups))
+        return cls(tuple(round(each * NS_PER_S) for each in batching_delays_s), tuple(micro_batch_sizes))
 
     @classmethod
-    def within(cls, holds_s: Sequence[float], config: RouterConfig) -> Waits:
+    def within(cls, batching_delays_s: Sequence[float], config: RouterConfig) -> Waits:
         """Return the waits for a router's core; `InputError` if it does not hold requests that long."""
-        problem = problem_with(holds_s, config.max_batching_delay_ns / NS_PER_S)
+        problem = problem_with(batching_delays_s, config.max_batching_delay_ns / NS_PER_S)
         if problem:
-            raise InputError("environment", "holds_s", problem)
-        return cls.of(holds_s, config.groups)
+            raise InputError("environment", "batching_delays_s", problem)
+        return cls.of(batching_delays_s, config.micro_batch_sizes)
 
     @property
     def choices(self) -> int:
@@ -112,7 +114,7 @@ class Waits:
 
     def may(self, view: ClusterView) -> bool:
         """Return whether an index above 0 may be chosen."""
-        return view.hold_left_ns > 0 and view.candidates < self.groups[-1]
+        return view.batching_delay_left_ns > 0 and view.candidates < self.micro_batch_sizes[-1]
 
     def mask(self, view: ClusterView) -> Bools:
         """Return (`choices`,) which indices may be chosen."""
@@ -120,7 +122,7 @@ class Waits:
         mask[:1] = True
         return mask
 
-    def hold(self, index: int, view: ClusterView) -> Hold:
+    def batching_delay(self, index: int, view: ClusterView) -> BatchingDelay:
         """Return the meaning of an index above 0 for a view in which it may be chosen."""
-        requests = next(size for size in self.groups if size > view.candidates)
-        return Hold(requests, min(self.waits_ns[index - 1], view.hold_left_ns))
+        requests = next(size for size in self.micro_batch_sizes if size > view.candidates)
+        return BatchingDelay(requests, min(self.waits_ns[index - 1], view.batching_delay_left_ns))

@@ -1,11 +1,13 @@
 """The router's core: the global FIFO, blocks by key, and the ledger of requests in flight. It makes no choice itself.
 
-Events and the time go in, commands come out. If a request is waiting and a server can take a block, the core wants its
-timer at once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`,
-with a frozen snapshot of the cluster and the candidate block). The answer `Decided` sends up to the chosen number of
-the candidates; the answer `Held` holds their line back for a while: they stay in the FIFO, and decisions skip the line.
-A `HoldRule` holds lines without a decision. One decision is in progress at a time. A request is, at any moment, in
-exactly one place: the FIFO, a block, or done; its segment is one more than its number of widths. States, events and
+Events and the time go in, commands come out. If a request is waiting and a server can take a micro-batch, the core
+wants its timer at once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision
+(`Decide`, with a frozen snapshot of the cluster and the candidate micro-batch). The answer `Decided` sends up to the
+chosen number of the candidates; the answer `Delayed` holds their per-key queue back for a while: they stay in the FIFO,
+and decisions skip the per-key queue. A `BatchingDelayRule` delays per-key queues without a decision. One decision is in
+progress at a time. A request is, at any moment, in
+exactly one place: the FIFO, a micro-batch, or done; its segment is one more than its number of widths. States, events
+and
 invariants: `docs/theory-of-operation.md`.
 """
 
@@ -21,10 +23,10 @@ import msgspec
 
 from policies.interfaces import RouterConfig
 from policies.router_queue import (
-    MAX_HOLDS,
+    MAX_BATCHING_DELAYS,
     REFUSED,
-    Holds,
-    HoldsState,
+    BatchingDelays,
+    BatchingDelaysState,
     KeyedFifo,
     has_room,
     note_arrival,
@@ -39,17 +41,17 @@ from policies.vocabulary import (
     NS_PER_S,
     ROUTER,
     ArrivalsEnded,
-    Block,
-    BlockFinished,
+    BatchingDelayBegun,
+    BatchingDelayRule,
     Choice,
     ClusterView,
     Decide,
     Decided,
+    Delayed,
     GoalSet,
     HeadKey,
-    Held,
-    HoldBegun,
-    HoldRule,
+    MicroBatch,
+    MicroBatchFinished,
     ModelChanged,
     OwnLimit,
     ReleaseActivations,
@@ -63,7 +65,7 @@ from policies.vocabulary import (
     RouterCommand,
     RouterEvent,
     RouterTimer,
-    SendBlock,
+    SendMicroBatch,
     ServerDown,
     ServerDraining,
     ServerReport,
@@ -76,11 +78,11 @@ from policies.vocabulary import (
 
 _TOGETHER: Final = -1
 CANCELLED: Final = "cancelled"
-ALONE_AFTER: Final = 2  # retries after which a request shares no block, so that its failures affect it alone
+ALONE_AFTER: Final = 2  # retries after which a request shares no micro-batch, so that its failures affect it alone
 
 
-class _Line(msgspec.Struct, frozen=True, cache_hash=True):
-    """Requests that may share a block: those with one head, except for a request that goes `alone`."""
+class _QueueKey(msgspec.Struct, frozen=True, cache_hash=True):
+    """Requests that may share a micro-batch: those with one head, except for a request that goes `alone`."""
 
     head: HeadKey
     alone: int = _TOGETHER
@@ -104,9 +106,10 @@ class _Room(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """One request's entry in the router's ledger; `block` is the decision of its block, None in the FIFO.
+    """One request's entry in the router's ledger; `micro_batch` is the decision of its micro-batch, None in the FIFO.
 
-    `held_ns` covers all segments; `holds` counts holds by decisions, with it as the oldest, since its last block.
+    `delayed_ns` covers all segments; `batching_delays` counts batching delays by decisions, with it as the oldest,
+    since its last micro-batch.
     """
 
     deadline_ns: int | None
@@ -114,26 +117,27 @@ class _Request(msgspec.Struct):
     entered_ns: int
     widths: tuple[float, ...] = ()
     location: int = ROUTER
-    location_epoch: int = 0
+    location_incarnation: int = 0
     retries: int = 0
-    block: int | None = None
-    held_ns: int = 0
-    holds: int = 0
+    micro_batch: int | None = None
+    delayed_ns: int = 0
+    batching_delays: int = 0
     is_cancelled: bool = False
     service_class: int = 0
 
 
 class _Question(msgspec.Struct, frozen=True):
-    """The subject of a decision, frozen: the length of the line; `may_hold` is whether the answer may be a hold."""
+    """The subject of a decision, frozen: the length of the per-key queue; `may_delay` is whether the answer may be a
+    batching delay."""
 
-    line: _Line
+    queue_key: _QueueKey
     requests: tuple[int, ...]
     in_line: int
-    may_hold: bool
+    may_delay: bool
 
 
 class _Members(msgspec.Struct, frozen=True):
-    """The ends of some members of a block, all at one time; columns, one entry for each member."""
+    """The ends of some members of a micro-batch, all at one time; columns, one entry for each member."""
 
     requests: tuple[int, ...]
     entered_ns: tuple[int, ...]
@@ -143,10 +147,10 @@ class _Members(msgspec.Struct, frozen=True):
     failed: bool
 
 
-class _OpenBlock(msgspec.Struct):
-    """A block in progress: the number of members that have not ended, and how the others ended."""
+class _OpenMicroBatch(msgspec.Struct):
+    """A micro-batch in progress: the number of members that have not ended, and how the others ended."""
 
-    block: Block
+    micro_batch: MicroBatch
     remaining: int
     ended: list[_Members]
 
@@ -155,23 +159,23 @@ class _OpenBlock(msgspec.Struct):
 class _Server:
     """One server's entry in the router's ledger, its last report, and the router's views of it.
 
-    `views` has a view for each place that was asked for since the entry changed. `is_draining` outlives epochs.
+    `views` has a view for each place that was asked for since the entry changed. `is_draining` outlives incarnations.
     """
 
     up: bool = False
     is_draining: bool = False
-    epoch: int = 0
+    incarnation: int = 0
     requests: int = 0
-    blocks: int = 0
+    micro_batches: int = 0
     by_key: dict[WorkKey, int] = field(default_factory=dict)
     report: ServerReport | None = None
     residency: Residency = NOTHING_RESIDENT
     views: dict[int, ServerView] = field(default_factory=dict)
 
-    def add(self, key: WorkKey, requests: int, blocks: int) -> None:
-        """Add to the outstanding requests and blocks of a key (or subtract)."""
+    def add(self, key: WorkKey, requests: int, micro_batches: int) -> None:
+        """Add to the outstanding requests and micro-batches of a key (or subtract)."""
         self.requests += requests
-        self.blocks += blocks
+        self.micro_batches += micro_batches
         remaining = self.by_key.get(key, 0) + requests
         if remaining:
             self.by_key[key] = remaining
@@ -184,16 +188,17 @@ class _Server:
         self.report, self.residency = report, report.residency
         self.views.clear()
 
-    def reset(self, epoch: int, up: bool) -> None:
-        """Begin a new epoch, or end one."""
-        self.up, self.epoch = up, epoch
-        self.requests = self.blocks = 0
+    def reset(self, incarnation: int, up: bool) -> None:
+        """Begin a new incarnation, or end one."""
+        self.up, self.incarnation = up, incarnation
+        self.requests = self.micro_batches = 0
         self.by_key.clear()
         self.report, self.residency = None, NOTHING_RESIDENT
         self.views.clear()
 
     def view(self, config: RouterConfig, segment: int, widths: tuple[bool, ...], *, is_spared: bool) -> ServerView:
-        """Return the server's view for a head at whose segment it can hold `widths`; if spared, it takes no block."""
+        """Return the server's view for a head at whose segment it can hold `widths`; if spared, it takes no
+        micro-batch."""
         report = self.report
         first = (segment - 1) * len(widths)
         every = (1 << len(widths)) - 1
@@ -202,10 +207,10 @@ class _Server:
             if key.segment == segment:
                 asked_for |= 1 << config.widths.index(key.width)
         return ServerView(
-            self.up and self.blocks < config.outstanding_blocks and any(widths) and not is_spared,
+            self.up and self.micro_batches < config.outstanding_micro_batches and any(widths) and not is_spared,
             widths,
             self.requests,
-            self.blocks,
+            self.micro_batches,
             dict(self.by_key),
             report.utilization if report else 0.0,
             report.power_w if report else 0.0,
@@ -226,10 +231,10 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     own_limit_ns: int
     room: _Room
     requests: dict[int, _Request]
-    waiting: list[tuple[_Line, int]]
-    blocks: dict[int, _OpenBlock]
+    waiting: list[tuple[_QueueKey, int]]
+    micro_batches: dict[int, _OpenMicroBatch]
     servers: list[_Server]
-    holds: HoldsState[_Line]
+    batching_delays: BatchingDelaysState[_QueueKey]
     question: _Question | None
     decision: int
     all_at_cap: bool
@@ -243,7 +248,8 @@ _decode_state = msgspec.msgpack.Decoder(_State).decode
 class RouterCore:
     """The router without its policy: `handle` each event with its time and execute the commands.
 
-    Servers are down until their first `ServerUp`. Events of a server's earlier epoch are stale and change nothing.
+    Servers are down until their first `ServerUp`. Events of a server's earlier incarnation are stale and change
+    nothing.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -256,16 +262,19 @@ class RouterCore:
         self._top1: dict[tuple[float, ...], float] | None = None
         self._take_top1(config.top1)
         self._requests: dict[int, _Request] = {}
-        self._fifo: KeyedFifo[_Line] = KeyedFifo()
-        self._blocks: dict[int, _OpenBlock] = {}
+        self._fifo: KeyedFifo[_QueueKey] = KeyedFifo()
+        self._micro_batches: dict[int, _OpenMicroBatch] = {}
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = config.masks()  # (servers, places, widths); a place is a segment of a model
         self._first_places = [model * config.segments - 1 for model in config.class_models]
-        self._lines: dict[tuple[int, float, int, int], _Line] = {}  # one object each: faster to find in the FIFO
+        # one object each: faster to find in the FIFO
+        self._queue_keys: dict[tuple[int, float, int, int], _QueueKey] = {}
         self._lines_of_images = [
-            self._line(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
+            self._queue_key(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
         ]
-        self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
+        self._batching_delays: BatchingDelays[_QueueKey] = BatchingDelays(
+            config.max_batching_delay_ns, config.micro_batch_sizes[-1]
+        )
         self._question: _Question | None = None
         self._decision = 0
         self._all_at_cap = False  # no server could take the head's block at the last check
@@ -273,8 +282,8 @@ class RouterCore:
         self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
             RequestArrived: self._admit,
             Decided: self._send,
-            Held: self._hold,
-            HoldRule: self._set_hold_rule,
+            Delayed: self._batching_delay,
+            BatchingDelayRule: self._set_batching_delay_rule,
             GoalSet: self._set_goal,
             OwnLimit: self._set_limit,
             ModelChanged: self._set_top1,
@@ -295,7 +304,7 @@ class RouterCore:
 
     @property
     def fifo_length(self) -> int:
-        """Requests in the global FIFO, those of the candidate block included."""
+        """Requests in the global FIFO, those of the candidate micro-batch included."""
         return self._fifo.waiting
 
     @property
@@ -308,9 +317,10 @@ class RouterCore:
         return self._requests[request].widths
 
     def is_empty(self, server: int) -> bool:
-        """Return whether a server has no blocks, no blocks in transfer, and no activations of requests in flight."""
-        has_block = self._servers[server].blocks > 0
-        return not has_block and all(entry.location != server for entry in self._requests.values())
+        """Return whether a server has no micro-batches, no micro-batches in transfer, and no activations of requests in
+        flight."""
+        has_micro_batch = self._servers[server].micro_batches > 0
+        return not has_micro_batch and all(entry.location != server for entry in self._requests.values())
 
     def is_needed(self, server: int) -> bool:
         """Return whether blocks go to a server when it is up: a server to be drained is needed if no other can take
@@ -328,8 +338,9 @@ class RouterCore:
         return msgspec.msgpack.encode(
             _State(
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
-                self._room, self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(),
-                self._question, self._decision, self._all_at_cap, tuple((self._top1 or {}).values()), list(self._freed),
+                self._room, self._requests, self._fifo.in_order(), self._micro_batches, servers,
+                self._batching_delays.state(), self._question, self._decision, self._all_at_cap,
+                tuple((self._top1 or {}).values()), list(self._freed),
             )
         )  # fmt: skip
 
@@ -348,12 +359,12 @@ class RouterCore:
         self._own_limit_ns = state.own_limit_ns
         self._room = state.room
         self._requests = state.requests
-        self._blocks = state.blocks
+        self._micro_batches = state.micro_batches
         self._servers = state.servers
         self._fifo.clear()
-        for line, request in state.waiting:
-            self._fifo.push(line, (request,))
-        self._holds.resume(state.holds)
+        for queue_key, request in state.waiting:
+            self._fifo.push(queue_key, (request,))
+        self._batching_delays.resume(state.batching_delays)
         self._question = state.question
         self._decision = state.decision
         self._all_at_cap = state.all_at_cap
@@ -370,18 +381,18 @@ class RouterCore:
             take(event, now_ns, commands)
         if self._question is not None or not self._fifo.waiting:
             self.next_wake_ns = None
-        elif not self._all_at_cap and not self._holds.is_on:
+        elif not self._all_at_cap and not self._batching_delays.is_on:
             self.next_wake_ns = now_ns
         else:
             self.next_wake_ns = self._next_wake_ns(now_ns)
         return commands
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
-        """Return now, if a decision can be asked for; otherwise the end of a hold, or the deadline of a head that can
-        only be shed."""
-        if not self._all_at_cap and not self._is_all_held():
+        """Return now, if a decision can be asked for; otherwise the end of a batching delay, or the deadline of a head
+        that can only be shed."""
+        if not self._all_at_cap and not self._is_all_delayed():
             return now_ns
-        wake_ns = self._holds.next_ns
+        wake_ns = self._batching_delays.next_ns
         if self._all_at_cap and self.config.shed_expired:
             head = self._fifo.head()
             assert head is not None, "nobody waits"
@@ -389,15 +400,16 @@ class RouterCore:
             wake_ns = min((at for at in (wake_ns, deadline_ns) if at is not None), default=None)
         return None if wake_ns is None else max(now_ns, wake_ns)
 
-    def _is_all_held(self) -> bool:
-        held = self._holds.lines
-        return bool(held) and self._fifo.waiting == sum(self._fifo.length(line) for line in held)
+    def _is_all_delayed(self) -> bool:
+        held = self._batching_delays.queue_keys
+        return bool(held) and self._fifo.waiting == sum(self._fifo.length(queue_key) for queue_key in held)
 
-    def _is_current(self, server: int, epoch: int) -> bool:
+    def _is_current(self, server: int, incarnation: int) -> bool:
         state = self._servers[server]
-        return state.up and state.epoch == epoch
+        return state.up and state.incarnation == incarnation
 
-    # ------------------------------------------------------------------------------------------- the FIFO and blocks
+    # ------------------------------------------------------------------------------------------- the FIFO and
+    # micro-batches
 
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
@@ -405,7 +417,7 @@ class RouterCore:
             self.failed += 1
             commands.append(RequestFailed(event.request, REFUSED, 0))
             return
-        note_arrival(self._holds, now_ns)
+        note_arrival(self._batching_delays, now_ns)
         entry = _Request(event.deadline_ns, now_ns, now_ns, service_class=event.service_class)
         self._requests[event.request] = entry
         self._queue(self._lines_of_images[event.service_class], (event.request,), (entry,), now_ns)
@@ -414,78 +426,80 @@ class RouterCore:
         """Append requests to the FIFO under the key of their place and activations: one for all of them."""
         for entry in entries:
             entry.entered_ns = now_ns
-            entry.block = None
-        self._queue(self._line(requests[0], entries[0]), requests, entries, now_ns)
+            entry.micro_batch = None
+        self._queue(self._queue_key(requests[0], entries[0]), requests, entries, now_ns)
 
-    def _queue(self, line: _Line, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
-        if not self._holds.is_on or line.alone != _TOGETHER:
-            self._fifo.push(line, requests)
+    def _queue(self, queue_key: _QueueKey, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
+        if not self._batching_delays.is_on or queue_key.alone != _TOGETHER:
+            self._fifo.push(queue_key, requests)
             return
         for request, entry in zip(requests, entries, strict=True):
-            self._fifo.push(line, (request,))
-            if self._holds.join(line, entry, line.head.segment, self._fifo.length(line), now_ns):
-                self._end_hold(line, now_ns)
+            self._fifo.push(queue_key, (request,))
+            if self._batching_delays.join(
+                queue_key, entry, queue_key.head.segment, self._fifo.length(queue_key), now_ns
+            ):
+                self._end_batching_delay(queue_key, now_ns)
 
-    def _line(self, request: int, entry: _Request) -> _Line:
-        """Return the line of requests that this one may share a block with."""
-        location = entry.location if self.config.block_key == "location" else ANYWHERE
+    def _queue_key(self, request: int, entry: _Request) -> _QueueKey:
+        """Return the per-key queue of requests that this one may share a micro-batch with."""
+        location = entry.location if self.config.micro_batch_key == "location" else ANYWHERE
         head = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
         if entry.retries >= ALONE_AFTER:
-            return _Line(HeadKey(*head), request)
-        line = self._lines.get(head)
-        if line is None:
-            line = self._lines[head] = _Line(HeadKey(*head))
-        return line
+            return _QueueKey(HeadKey(*head), request)
+        queue_key = self._queue_keys.get(head)
+        if queue_key is None:
+            queue_key = self._queue_keys[head] = _QueueKey(HeadKey(*head))
+        return queue_key
 
     def _ask(self, event: RouterTimer, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Ask for a decision if none is in progress, a request is waiting, and a server can take a block."""
+        """Ask for a decision if none is in progress, a request is waiting, and a server can take a micro-batch."""
         if self._question is not None or not self._fifo.waiting:
             return
-        if self._holds.is_on:
-            for line in self._holds.due(now_ns):
-                self._end_hold(line, now_ns)
+        if self._batching_delays.is_on:
+            for queue_key in self._batching_delays.due(now_ns):
+                self._end_batching_delay(queue_key, now_ns)
         if self.config.shed_expired:
             self._shed(now_ns, commands)
             if not self._fifo.waiting:
                 return
         head = self._oldest_servable()
         if head is None:
-            self._all_at_cap = not self._is_all_held()
+            self._all_at_cap = not self._is_all_delayed()
             return
-        line, servers = head
-        requests = self._fifo.peek(line, self.config.groups[-1])
-        left_ns = self._hold_left_ns(line, requests, now_ns)
-        self._question = _Question(line, requests, self._fifo.length(line), left_ns > 0)
+        queue_key, servers = head
+        requests = self._fifo.peek(queue_key, self.config.micro_batch_sizes[-1])
+        left_ns = self._batching_delay_left_ns(queue_key, requests, now_ns)
+        self._question = _Question(queue_key, requests, self._fifo.length(queue_key), left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        tally = self._tallies[line.head.service_class]
+        tally = self._tallies[queue_key.head.service_class]
         goal, others = tally.goal, self.completed - tally.completed
         queue_facts = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
         goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
         can_take, samples = (lambda index: servers[index].valid), self.config.samples
         sample = sampled_servers(
-            self._decision, line.head.location, reversed(self._freed), can_take, len(servers), samples
+            self._decision, queue_key.head.location, reversed(self._freed), can_take, len(servers), samples
         )
-        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *queue_facts, *goal_facts, sample)))
+        commands.append(Decide(self._decision, ClusterView(now_ns, queue_key.head, *queue_facts, *goal_facts, sample)))
 
-    def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
+    def _oldest_servable(self) -> tuple[_QueueKey, tuple[ServerView, ...]] | None:
         """Return the head's line or, if it is held or no free server can hold its segment, the oldest line that can
         go."""
         head = self._fifo.head()
         if head is None:
             return None
-        if head not in self._holds:
+        if head not in self._batching_delays:
             servers = self._server_views(head.head)
             if _can_any(servers):
                 return head, servers
-        cap = self.config.outstanding_blocks
-        if any(state.up and state.blocks < cap for state in self._servers):
-            for line in self._fifo.by_age():
-                if line in self._holds:
+        cap = self.config.outstanding_micro_batches
+        if any(state.up and state.micro_batches < cap for state in self._servers):
+            for queue_key in self._fifo.by_age():
+                if queue_key in self._batching_delays:
                     continue
-                servers = self._server_views(line.head)
+                servers = self._server_views(queue_key.head)
                 if _can_any(servers):
-                    return line, servers
+                    return queue_key, servers
         return None
 
     def _place(self, head: HeadKey) -> int:
@@ -507,12 +521,12 @@ class RouterCore:
 
     def _shed(self, now_ns: int, commands: list[RouterCommand]) -> None:
         """Give up the requests at the FIFO's head whose deadline has passed."""
-        while (line := self._fifo.head()) is not None:
-            request = self._fifo.peek(line, 1)[0]
+        while (queue_key := self._fifo.head()) is not None:
+            request = self._fifo.peek(queue_key, 1)[0]
             deadline_ns = self._requests[request].deadline_ns
             if deadline_ns is None or deadline_ns > now_ns:
                 return
-            self._fifo.take(line, 1)
+            self._fifo.take(queue_key, 1)
             self._give_up(request, "deadline", commands)
 
     def _send(self, event: Decided, now_ns: int, commands: list[RouterCommand]) -> None:
@@ -522,34 +536,36 @@ class RouterCore:
         again.
         """
         question, choice = self._answered(event.decision), event.choice
-        line = question.line
+        queue_key = question.queue_key
         candidates = question.requests
-        head = question.line.head
+        head = question.queue_key.head
         server = self._servers[choice.server]
         if not server.up or (server.is_draining and self._is_spared(self._place(head))):
             return
-        if self._fifo.peek(line, len(candidates)) != candidates:
+        if self._fifo.peek(queue_key, len(candidates)) != candidates:
             return
         self._require_legal(choice, head)
-        requests = self._fifo.take(line, min(choice.group, len(candidates)))
+        requests = self._fifo.take(queue_key, min(choice.micro_batch_size, len(candidates)))
         key = WorkKey(head.segment, choice.width, head.previous_width)
-        block = Block(event.decision, choice.server, server.epoch, key, requests)
-        self._blocks[event.decision] = _OpenBlock(block, len(requests), [])
+        micro_batch = MicroBatch(event.decision, choice.server, server.incarnation, key, requests)
+        self._micro_batches[event.decision] = _OpenMicroBatch(micro_batch, len(requests), [])
         entries = list(map(self._requests.__getitem__, requests))
         for entry in entries:
-            entry.block, entry.holds = event.decision, 0
-        server.add(key, len(requests), blocks=1)
+            entry.micro_batch, entry.batching_delays = event.decision, 0
+        server.add(key, len(requests), micro_batches=1)
         if len(requests) == question.in_line:
-            self._hold_late_comers(line, now_ns)
-        commands.append(SendBlock(block, _moves(choice.server, requests, [entry.location for entry in entries])))
+            self._delay_late_comers(queue_key, now_ns)
+        commands.append(
+            SendMicroBatch(micro_batch, _moves(choice.server, requests, [entry.location for entry in entries]))
+        )
 
-    def _hold_late_comers(self, line: _Line, now_ns: int) -> None:
-        """Apply the hold rule to requests that arrived during the decision as to a new line: a driver receives them
-        only now."""
-        count = self._fifo.length(line)
-        if count and self._holds.is_on and line.alone == _TOGETHER:
-            members = [self._requests[request] for request in self._fifo.peek(line, count)]
-            self._holds.begin_by_rule(line, members, line.head.segment, now_ns)
+    def _delay_late_comers(self, queue_key: _QueueKey, now_ns: int) -> None:
+        """Apply the batching delay rule to requests that arrived during the decision as to a new line: a driver
+        receives them only now."""
+        count = self._fifo.length(queue_key)
+        if count and self._batching_delays.is_on and queue_key.alone == _TOGETHER:
+            members = [self._requests[request] for request in self._fifo.peek(queue_key, count)]
+            self._batching_delays.begin_by_rule(queue_key, members, queue_key.head.segment, now_ns)
 
     def _answered(self, decision: int) -> _Question:
         """Return the subject of the decision that has been answered."""
@@ -561,46 +577,56 @@ class RouterCore:
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
         widths = self.config.widths
         held = self._masks[choice.server][self._place(head)]
-        assert choice.group >= 1, f"an empty group: {choice}"
+        assert choice.micro_batch_size >= 1, f"an empty group: {choice}"
         assert held[widths.index(choice.width)], f"the policy chose a masked width: {choice}"
-        blocks = self._servers[choice.server].blocks
-        assert blocks < self.config.outstanding_blocks, f"the policy chose a server at its cap: {choice}"
+        micro_batches = self._servers[choice.server].micro_batches
+        assert micro_batches < self.config.outstanding_micro_batches, f"the policy chose a server at its cap: {choice}"
 
     def _move(self, event: TransferFinished, now_ns: int, commands: list[RouterCommand]) -> None:
-        epoch = self._servers[event.destination].epoch
+        incarnation = self._servers[event.destination].incarnation
         for request in event.requests:
             entry = self._requests.get(request)
-            if entry is not None and entry.block == event.block:
-                entry.location, entry.location_epoch = event.destination, epoch
+            if entry is not None and entry.micro_batch == event.micro_batch:
+                entry.location, entry.location_incarnation = event.destination, incarnation
 
     # -------------------------------------------------------------------------------------------------------- holds
 
-    def _hold_left_ns(self, line: _Line, candidates: tuple[int, ...], now_ns: int) -> int:
-        """Return the longest hold of the candidates; 0 if they are the largest group, alone, or were held too often."""
-        if not self._holds.is_on or len(candidates) == self.config.groups[-1] or line.alone != _TOGETHER:
+    def _batching_delay_left_ns(self, queue_key: _QueueKey, candidates: tuple[int, ...], now_ns: int) -> int:
+        """Return the longest batching delay of the candidates; 0 if they are the largest micro-batch, alone, or were
+        held too often."""
+        if (
+            not self._batching_delays.is_on
+            or len(candidates) == self.config.micro_batch_sizes[-1]
+            or queue_key.alone != _TOGETHER
+        ):
             return 0
         entries = [self._requests[request] for request in candidates]
-        return self._holds.left_ns(entries, now_ns) if entries[0].holds < MAX_HOLDS else 0
+        return self._batching_delays.left_ns(entries, now_ns) if entries[0].batching_delays < MAX_BATCHING_DELAYS else 0
 
-    def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
+    def _batching_delay(self, event: Delayed, now_ns: int, commands: list[RouterCommand]) -> None:
         """Hold the candidates' line. If that is impossible by now, or enough requests wait, ask again."""
-        hold, question = event.hold, self._answered(event.decision)
-        line, candidates = question.line, question.requests
-        assert question.may_hold, "the policy held those who may not be held"
-        is_one = hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1]
-        assert is_one, f"no such hold: {hold}"
-        waiting = self._fifo.length(line)
-        is_in_time = self._holds.is_on and waiting < hold.requests
-        if not is_in_time or self._fifo.peek(line, len(candidates)) != candidates:
+        batching_delay, question = event.batching_delay, self._answered(event.decision)
+        queue_key, candidates = question.queue_key, question.requests
+        assert question.may_delay, "the policy held those who may not be held"
+        is_one = (
+            batching_delay.wait_ns > 0
+            and len(candidates) < batching_delay.requests <= self.config.micro_batch_sizes[-1]
+        )
+        assert is_one, f"no such batching delay: {batching_delay}"
+        waiting = self._fifo.length(queue_key)
+        is_in_time = self._batching_delays.is_on and waiting < batching_delay.requests
+        if not is_in_time or self._fifo.peek(queue_key, len(candidates)) != candidates:
             return
-        members = [self._requests[request] for request in self._fifo.peek(line, waiting)]
-        until_ns = self._holds.begin(line, members, hold.requests, hold.wait_ns, now_ns)
-        members[0].holds += 1
-        commands.append(HoldBegun(event.decision, candidates[0], members[0].entered_ns, until_ns))
+        members = [self._requests[request] for request in self._fifo.peek(queue_key, waiting)]
+        until_ns = self._batching_delays.begin(
+            queue_key, members, batching_delay.requests, batching_delay.wait_ns, now_ns
+        )
+        members[0].batching_delays += 1
+        commands.append(BatchingDelayBegun(event.decision, candidates[0], members[0].entered_ns, until_ns))
 
-    def _set_hold_rule(self, event: HoldRule, now_ns: int, commands: list[RouterCommand]) -> None:
+    def _set_batching_delay_rule(self, event: BatchingDelayRule, now_ns: int, commands: list[RouterCommand]) -> None:
         assert event.counts == {self.config.segments}, f"not one a segment: {event}"
-        self._holds.set_rule(event)
+        self._batching_delays.set_rule(event)
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
         self._tallies[event.service_class].goal = event
@@ -630,34 +656,38 @@ class RouterCore:
         return tally.goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
 
     def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
-        self._holds.is_on = False
-        self._end_holds(now_ns)
+        self._batching_delays.is_on = False
+        self._end_batching_delays(now_ns)
 
-    def _end_holds(self, now_ns: int) -> None:
-        for line in self._holds.lines:
-            self._end_hold(line, now_ns)
+    def _end_batching_delays(self, now_ns: int) -> None:
+        for queue_key in self._batching_delays.queue_keys:
+            self._end_batching_delay(queue_key, now_ns)
 
-    def _end_hold(self, line: _Line, now_ns: int) -> None:
-        """Make a line's requests eligible for decisions again."""
-        members = self._fifo.peek(line, self._fifo.length(line))
-        self._holds.end(line, [self._requests[request] for request in members], now_ns)
+    def _end_batching_delay(self, queue_key: _QueueKey, now_ns: int) -> None:
+        """Make a per-key queue's requests eligible for decisions again."""
+        members = self._fifo.peek(queue_key, self._fifo.length(queue_key))
+        self._batching_delays.end(queue_key, [self._requests[request] for request in members], now_ns)
         self._all_at_cap = False
 
     # ------------------------------------------------------------------------------------------------ what comes back
 
     def _advance(self, event: RequestsReturned, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Add one width to each; its next segment's FIFO entry follows, or its end. Members of one block go
+        """Add one width to each; its next segment's FIFO entry follows, or its end. Members of one micro-batch go
         together."""
-        if not self._is_current(event.server, event.epoch):
+        if not self._is_current(event.server, event.incarnation):
             return
         self._servers[event.server].residency = event.residency
         entries = list(map(self._requests.__getitem__, event.requests))
         correct = event.correct or (False,) * len(entries)
-        blocks = [entry.block for entry in entries]
-        if blocks.count(blocks[0]) == len(blocks):
+        micro_batches = [entry.micro_batch for entry in entries]
+        if micro_batches.count(micro_batches[0]) == len(micro_batches):
             self._pass(event, event.requests, entries, correct, now_ns, commands)
             return
-        edges = [0, *[at for at in range(1, len(blocks)) if blocks[at] != blocks[at - 1]], len(blocks)]
+        edges = [
+            0,
+            *[at for at in range(1, len(micro_batches)) if micro_batches[at] != micro_batches[at - 1]],
+            len(micro_batches),
+        ]
         for part in map(slice, edges, edges[1:]):
             self._pass(event, event.requests[part], entries[part], correct[part], now_ns, commands)
 
@@ -670,10 +700,10 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        """Advance some members of one block past their segment."""
-        block = entries[0].block
+        """Advance some members of one micro-batch past their segment."""
+        micro_batch = entries[0].micro_batch
         server = event.server
-        epoch = event.epoch
+        incarnation = event.incarnation
         before: tuple[float, ...] | None = None
         after: tuple[float, ...] = ()
         is_together = True
@@ -684,7 +714,7 @@ class RouterCore:
                 after = (*before, event.width)
             entry.widths = after
             entry.location = server
-            entry.location_epoch = epoch
+            entry.location_incarnation = incarnation
             if entry.retries >= ALONE_AFTER or entry.is_cancelled:
                 is_together = False
         if event.segment == self.config.segments:
@@ -698,7 +728,9 @@ class RouterCore:
                 else:
                     self._enter((request,), [entry], now_ns)
         widths = tuple([entry.widths for entry in entries])
-        self._leave_block(block, _Members(requests, entered_ns, now_ns, widths, correct, failed=False), commands)
+        self._leave_micro_batch(
+            micro_batch, _Members(requests, entered_ns, now_ns, widths, correct, failed=False), commands
+        )
 
     def _complete(
         self,
@@ -708,7 +740,7 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        tally, top1 = self._tallies[entries[0].service_class], self._top1  # a block is of one class
+        tally, top1 = self._tallies[entries[0].service_class], self._top1  # a micro-batch is of one class
         limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)
         tally.completed += len(requests)
@@ -722,11 +754,11 @@ class RouterCore:
             commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries))
 
     def _return_unmoved(self, event: TransferFailed, now_ns: int, commands: list[RouterCommand]) -> None:
-        if event.block in self._blocks:
+        if event.micro_batch in self._micro_batches:
             self._retry(event.requests, event.reason, now_ns, commands)
 
     def _return_rejected(self, event: RequestsRejected, now_ns: int, commands: list[RouterCommand]) -> None:
-        if self._is_current(event.server, event.epoch):
+        if self._is_current(event.server, event.incarnation):
             self._retry(event.requests, event.reason, now_ns, commands)
 
     def _retry(self, requests: Iterable[int], reason: str, now_ns: int, commands: list[RouterCommand]) -> None:
@@ -735,27 +767,27 @@ class RouterCore:
         for request in requests:
             entry = self._requests[request]
             member = _Members((request,), (entry.entered_ns,), now_ns, ((),), (False,), failed=True)
-            block = entry.block
+            micro_batch = entry.micro_batch
             entry.retries += 1
-            if entry.location != ROUTER and not self._is_current(entry.location, entry.location_epoch):
+            if entry.location != ROUTER and not self._is_current(entry.location, entry.location_incarnation):
                 entry.widths, entry.location = (), ROUTER
             if entry.is_cancelled or entry.retries > self.config.max_retries:
                 self._give_up(request, CANCELLED if entry.is_cancelled else reason, commands)
             else:
                 self._enter((request,), [entry], now_ns)
-            self._leave_block(block, member, commands)
+            self._leave_micro_batch(micro_batch, member, commands)
 
     def _cancel(self, event: RequestsCancelled, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Give up cancelled requests: in the FIFO now, in a block when it has passed its segment.
+        """Give up cancelled requests: in the FIFO now, in a micro-batch when it has passed its segment.
 
         At the last segment a request is completed all the same.
         """
         cancelled = {request: entry for request in event.requests if (entry := self._requests.get(request)) is not None}
         for entry in cancelled.values():
             entry.is_cancelled = True
-        waiting = [request for request, entry in cancelled.items() if entry.block is None]
-        for line in {self._line(request, cancelled[request]): None for request in waiting}:
-            self._fifo.remove(line, set(waiting))
+        waiting = [request for request, entry in cancelled.items() if entry.micro_batch is None]
+        for queue_key in {self._queue_key(request, cancelled[request]): None for request in waiting}:
+            self._fifo.remove(queue_key, set(waiting))
         for request in waiting:
             self._give_up(request, CANCELLED, commands)
         self._all_at_cap = False  # the head may have changed
@@ -771,29 +803,29 @@ class RouterCore:
         if entry.location != ROUTER:
             commands.append(ReleaseActivations(entry.location, (request,)))
 
-    def _leave_block(self, block: int | None, members: _Members, commands: list[RouterCommand]) -> None:
-        """Record the end of members of a block; the block ends with its last one."""
-        if block is None:
+    def _leave_micro_batch(self, micro_batch: int | None, members: _Members, commands: list[RouterCommand]) -> None:
+        """Record the end of members of a micro-batch; the micro-batch ends with its last one."""
+        if micro_batch is None:
             return
-        open_block, count = self._blocks[block], len(members.requests)
-        open_block.ended.append(members)
-        open_block.remaining -= count
-        sent, has_ended = open_block.block, not open_block.remaining
-        self._servers[sent.server].add(sent.key, -count, blocks=-1 if has_ended else 0)
+        open_micro_batch, count = self._micro_batches[micro_batch], len(members.requests)
+        open_micro_batch.ended.append(members)
+        open_micro_batch.remaining -= count
+        sent, has_ended = open_micro_batch.micro_batch, not open_micro_batch.remaining
+        self._servers[sent.server].add(sent.key, -count, micro_batches=-1 if has_ended else 0)
         if has_ended:
             self._all_at_cap = False
             self._freed.append(sent.server)
-            del self._blocks[block]
-            commands.append(_block_finished(sent, open_block.ended))
+            del self._micro_batches[micro_batch]
+            commands.append(_micro_batch_finished(sent, open_micro_batch.ended))
 
     # -------------------------------------------------------------------------------------------------- the servers
 
     def _hear(self, event: ServerReport, now_ns: int, commands: list[RouterCommand]) -> None:
-        if self._is_current(event.server, event.epoch):
+        if self._is_current(event.server, event.incarnation):
             self._servers[event.server].hear(event)
 
     def _gain(self, event: ServerUp, now_ns: int, commands: list[RouterCommand]) -> None:
-        self._servers[event.server].reset(event.epoch, up=True)
+        self._servers[event.server].reset(event.incarnation, up=True)
         self._look_anew(now_ns)
 
     def _drain(self, event: ServerDraining, now_ns: int, commands: list[RouterCommand]) -> None:
@@ -801,9 +833,9 @@ class RouterCore:
         self._look_anew(now_ns)
 
     def _look_anew(self, now_ns: int) -> None:
-        """End all holds and drop all views: other servers can take blocks than before, so any waiting request may go
-        there."""
-        self._end_holds(now_ns)
+        """End all batching delays and drop all views: other servers can take blocks than before, so any waiting request
+        may go there."""
+        self._end_batching_delays(now_ns)
         self._all_at_cap = False
         for state in self._servers:
             state.views.clear()  # whether a server is spared depends on the others
@@ -823,25 +855,27 @@ class RouterCore:
         as `TransferFailed`.
         """
         server = event.server
-        if not self._is_current(server, event.epoch):
+        if not self._is_current(server, event.incarnation):
             return
         state = self._servers[server]
         state.up = False
         self._look_anew(now_ns)
         members = [
             request
-            for open_block in self._blocks.values()
-            if open_block.block.server == server
-            for request in _left_of(open_block)
+            for open_micro_batch in self._micro_batches.values()
+            if open_micro_batch.micro_batch.server == server
+            for request in _left_of(open_micro_batch)
         ]
         waiting = [
-            request for request, entry in self._requests.items() if entry.block is None and entry.location == server
+            request
+            for request, entry in self._requests.items()
+            if entry.micro_batch is None and entry.location == server
         ]
         doomed = set(waiting)
-        for line in {self._line(request, self._requests[request]): None for request in waiting}:
-            self._fifo.remove(line, doomed)
+        for queue_key in {self._queue_key(request, self._requests[request]): None for request in waiting}:
+            self._fifo.remove(queue_key, doomed)
         self._retry((*members, *waiting), "server_down", now_ns, commands)
-        state.reset(state.epoch, up=False)
+        state.reset(state.incarnation, up=False)
         self._all_at_cap = False  # the head may have changed
 
 
@@ -864,16 +898,16 @@ def flags(bits: int, count: int) -> tuple[bool, ...]:
     return tuple(bool(bits >> bit & 1) for bit in range(count))
 
 
-def _left_of(open_block: _OpenBlock) -> list[int]:
-    """Return the members of a block that have not ended."""
-    ended = {request for members in open_block.ended for request in members.requests}
-    return [request for request in open_block.block.requests if request not in ended]
+def _left_of(open_micro_batch: _OpenMicroBatch) -> list[int]:
+    """Return the members of a micro-batch that have not ended."""
+    ended = {request for members in open_micro_batch.ended for request in members.requests}
+    return [request for request in open_micro_batch.micro_batch.requests if request not in ended]
 
 
-def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
-    """Return the results of a block's members, in the order of sending."""
-    if len(ended) == 1 and ended[0].requests == block.requests:
-        members, count = ended[0], len(block.requests)
+def _micro_batch_finished(micro_batch: MicroBatch, ended: Sequence[_Members]) -> MicroBatchFinished:
+    """Return the results of a micro-batch's members, in the order of sending."""
+    if len(ended) == 1 and ended[0].requests == micro_batch.requests:
+        members, count = ended[0], len(micro_batch.requests)
         columns: tuple[Any, ...] = (
             members.entered_ns, (members.ended_ns,) * count, members.widths, members.correct, (members.failed,) * count
         )  # fmt: skip
@@ -885,12 +919,14 @@ def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
                 members.requests, members.entered_ns, members.widths, members.correct, strict=True
             )
         }
-        columns = tuple(zip(*[rows[request] for request in block.requests], strict=True))
-    return BlockFinished(block.block, block.server, block.key.segment, block.requests, *columns)
+        columns = tuple(zip(*[rows[request] for request in micro_batch.requests], strict=True))
+    return MicroBatchFinished(
+        micro_batch.micro_batch, micro_batch.server, micro_batch.key.segment, micro_batch.requests, *columns
+    )
 
 
 def _can_any(servers: Iterable[ServerView]) -> bool:
-    """Return whether some server can take the block (a plain loop, as it runs at every decision)."""
+    """Return whether some server can take the micro-batch (a plain loop, as it runs at every decision)."""
     for server in servers:  # noqa: SIM110 - a generator costs three times as much
         if server.valid:
             return True

@@ -52,7 +52,7 @@ KINDS: Final[Mapping[str, RouterKind]] = {
     for kind in (
         RouterKind(
             name=RANDOM,
-            help="server, width and group each at random: the paper's baseline",
+            help="server, width and micro-batch size each at random: the paper's baseline",
             spec=f"{_SPECS}:PaperRandom",
             is_rule=False,
             is_tuned=False,
@@ -83,7 +83,7 @@ KINDS: Final[Mapping[str, RouterKind]] = {
         ),
         RouterKind(
             name="lookahead",
-            help="what ends best over the next few blocks, for an accuracy's worth",
+            help="what ends best over the next few micro-batches, for an accuracy's worth",
             spec="policies.rules.lookahead:LookaheadRule",
         ),
         RouterKind(

@@ -14,18 +14,18 @@ import numpy as np
 from kit import strict
 from kit.errors import InputError, WorkError, in_a_line, nearest
 from kit.plugins import FAILURES, blaming, code_hash, failure, is_own, own_class
-from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
+from policies.interfaces import RouterConfig, RoutingPolicy, batching_delay_rule_of, limit_ns_of
 from policies.router_kinds import KINDS, RULES, RouterKind
 from policies.rules.rule_context import RouterContext
 from policies.rules.rule_params import SCHEMA, FixedRule, RouterSpec, RuleSpec
 from policies.rules.rule_parts import PLACEMENT_NAMES
-from policies.vocabulary import FOLLOW_NS, Choice, ClusterView, Hold, HoldRule
+from policies.vocabulary import FOLLOW_NS, BatchingDelay, BatchingDelayRule, Choice, ClusterView
 
 ROUTER_NAMES: Final = tuple(
     dict.fromkeys((*PLACEMENT_NAMES, *(kind.name for kind in KINDS.values() if not kind.needs_numbers)))
 )
 
-MAX_HELD: Final = 1 << 62  # of a hold rule's numbers: an engine counts in 64 bits
+MAX_BATCHING_DELAY: Final = 1 << 62  # of a batching delay rule's numbers: an engine counts in 64 bits
 
 
 # -------------------------------------------------------------------------------------------------------- by name
@@ -148,21 +148,21 @@ class CheckedRouter:
     config: RouterConfig
 
     @property
-    def hold(self) -> HoldRule | None:
+    def batching_delay(self) -> BatchingDelayRule | None:
         """The router's hold rule; raises `WorkError` if it does not fit this network."""
         try:
-            rule = hold_rule_of(self.router)
+            rule = batching_delay_rule_of(self.router)
         except FAILURES as error:
             raise WorkError(f"{self.name}: hold: {failure(error)}") from error
         if rule is None:
             return None
-        numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns] if isinstance(rule, HoldRule) else [None]
-        is_one = all(type(number) is int and 0 <= number < MAX_HELD for number in numbers)
+        numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns] if isinstance(rule, BatchingDelayRule) else [None]
+        is_one = all(type(number) is int and 0 <= number < MAX_BATCHING_DELAY for number in numbers)
         if not is_one or rule.counts != {self.config.segments}:
-            allowed = (
-                "a policies.vocabulary.HoldRule(requests, wait_ns, arrivals_ns) with a whole number, from 0, for each"
-            )
-            raise WorkError(f"{self.name}: hold is {in_a_line(repr(rule))}; allowed is {allowed} segment, or None")
+            expected = "a policies.vocabulary.BatchingDelayRule(requests, wait_ns, arrivals_ns) with a whole number"
+            found = in_a_line(repr(rule))
+            problem = f"batching_delay is {found}; expected is {expected}, from 0, for each segment, or None"
+            raise WorkError(f"{self.name}: {problem}")
         return rule
 
     @property
@@ -172,61 +172,67 @@ class CheckedRouter:
             limit_ns = limit_ns_of(self.router)
         except FAILURES as error:
             raise WorkError(f"{self.name}: p99_limit_ns: {failure(error)}") from error
-        if type(limit_ns) is not int or not FOLLOW_NS <= limit_ns < MAX_HELD:
+        if type(limit_ns) is not int or not FOLLOW_NS <= limit_ns < MAX_BATCHING_DELAY:
             allowed = f"whole nanoseconds, 0 for none, or {FOLLOW_NS} for the operator's"
             raise WorkError(f"{self.name}: p99_limit_ns is {in_a_line(repr(limit_ns))}; allowed are {allowed}")
         return limit_ns
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         """Return the router's choice; raises `WorkError` if it is invalid, or if the router fails."""
         try:
             choice = self.router.choose(view, rng)
             shown = in_a_line(repr(choice))
         except FAILURES as error:
             raise WorkError(f"{self.name}: choose: {failure(error, 'choose(view, rng)')}") from error
-        most = self.config.groups[-1]  # a block takes no more; an engine counts in 64 bits
-        problem = hold_problem(choice, view, most) if isinstance(choice, Hold) else None
-        if not isinstance(choice, Hold):
+        most = self.config.micro_batch_sizes[-1]  # a micro-batch takes no more; an engine counts in 64 bits
+        problem = batching_delay_problem(choice, view, most) if isinstance(choice, BatchingDelay) else None
+        if not isinstance(choice, BatchingDelay):
             choice = _plain(choice)
             problem = problem_with(choice, view, self.config.widths)
         if problem is not None:
             raise WorkError(f"{self.name}: choose returned {shown}; {problem}")
-        if isinstance(choice, Hold):
-            return Hold(choice.requests, min(choice.wait_ns, view.hold_left_ns))
-        return Choice(choice.server, choice.width, min(choice.group, most))
+        if isinstance(choice, BatchingDelay):
+            return BatchingDelay(choice.requests, min(choice.wait_ns, view.batching_delay_left_ns))
+        return Choice(choice.server, choice.width, min(choice.micro_batch_size, most))
 
 
 def _plain(choice: Choice) -> Choice:
     """Convert numpy's numbers, and whole widths, to Python's; other values stay as they are."""
     if not isinstance(choice, Choice):
         return choice
-    server, group = (int(part) if isinstance(part, np.integer) else part for part in (choice.server, choice.group))
+    server, micro_batch_size = (
+        int(part) if isinstance(part, np.integer) else part for part in (choice.server, choice.micro_batch_size)
+    )
     is_number = isinstance(choice.width, int | np.integer | np.floating) and not isinstance(choice.width, bool)
-    return Choice(server, float(choice.width) if is_number else choice.width, group)
+    return Choice(server, float(choice.width) if is_number else choice.width, micro_batch_size)
 
 
-def hold_problem(hold: Hold, view: ClusterView, most: int) -> str | None:
-    """Return what is wrong with a hold for a view, and what is expected; None if it can begin."""
-    if view.hold_left_ns <= 0:
-        return "these candidates may not be held now (view.hold_left_ns is 0; see router.max_batching_delay_s)"
-    if type(hold.requests) is not int or type(hold.wait_ns) is not int:
+def batching_delay_problem(batching_delay: BatchingDelay, view: ClusterView, most: int) -> str | None:
+    """Return what is wrong with a batching delay for a view, and what is expected; None if it can begin."""
+    if view.batching_delay_left_ns <= 0:
+        return (
+            "these candidates may not be held now (view.batching_delay_left_ns is 0; see router.max_batching_delay_s)"
+        )
+    if type(batching_delay.requests) is not int or type(batching_delay.wait_ns) is not int:
         return "allowed are Python's int for requests and wait_ns"
-    if not view.candidates < hold.requests <= most:
-        return f"allowed requests are from {view.candidates + 1} (one more than wait) to {most} (the largest group)"
-    return None if hold.wait_ns >= 1 else "wait_ns must be above 0"
+    if not view.candidates < batching_delay.requests <= most:
+        return (
+            f"allowed requests are from {view.candidates + 1} (one more than wait) to {most} (the largest micro-batch)"
+        )
+    return None if batching_delay.wait_ns >= 1 else "wait_ns must be above 0"
 
 
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:
     """Return what is wrong with a choice for a view, and what is expected; None if it is valid."""
     if not isinstance(choice, Choice):
-        return "allowed is a policies.vocabulary.Choice(server, width, group)"
-    if type(choice.server) is not int or type(choice.width) is not float or type(choice.group) is not int:
-        kinds = ", ".join(type(part).__name__ for part in (choice.server, choice.width, choice.group))
-        return f"allowed are Python's int, float and int for server, width and group, not {kinds}"
+        return "allowed is a policies.vocabulary.Choice(server, width, micro-batch size)"
+    if type(choice.server) is not int or type(choice.width) is not float or type(choice.micro_batch_size) is not int:
+        kinds = ", ".join(type(part).__name__ for part in (choice.server, choice.width, choice.micro_batch_size))
+        return f"allowed are Python's int, float and int for server, width and micro-batch size, not {kinds}"
     valid = [index for index, server in enumerate(view.servers) if server.valid]
     if choice.server not in valid:
         return f"allowed servers are those that are valid now: {', '.join(map(str, valid))}"
     held = [width for width, is_held in zip(widths, view.servers[choice.server].widths, strict=True) if is_held]
     if choice.width not in held:
         return f"allowed widths on server {choice.server} are {', '.join(map(str, held))}"
-    return None if choice.group >= 1 else "allowed groups are whole numbers from 1"
+    return None if choice.micro_batch_size >= 1 else "allowed groups are whole numbers from 1"

@@ -36,13 +36,13 @@ from policies.compiled.adaptive_kernels import (
 from policies.compiled.plan_layout import (
     NONE,
     Draws,
+    ObservationRecord,
     Plan,
     PlanRow,
-    Sheet,
     Table,
     WidthRule,
     bits,
-    blank_sheet,
+    blank_observation,
     cost_table,
     transfers_of,
     work_keys,
@@ -62,7 +62,7 @@ from policies.compiled.rule_kernels import (
     PACKED,
     POWER_OF_TWO,
     POWER_OF_TWO_BY_SPEED,
-    RANDOM_GROUP,
+    RANDOM_MICRO_BATCH_SIZE,
     RANDOM_WIDTH,
     ROUND_ROBIN,
     SHORTEST_DELAY,
@@ -84,8 +84,8 @@ from policies.rules import proteus as milp
 from policies.rules import published_rules as slackfit
 from policies.rules.compass import PricedRungs
 from policies.rules.rule_context import ComposedRouter, WorkingSet, is_up
-from policies.rules.rule_params import HoldingRouter
-from policies.vocabulary import IMAGE, Choice, ClusterView, HoldRule, ServerView, WorkKey
+from policies.rules.rule_params import DelayingRouter
+from policies.vocabulary import IMAGE, BatchingDelayRule, Choice, ClusterView, ServerView, WorkKey
 
 # ------------------------------------------------------------------------------------------------------ a router's plan
 
@@ -102,14 +102,14 @@ class CompiledRouter:
     Attributes:
         row: its plan; the memory is updated there.
         replan: a function of (plan, sheet) for when the plan asks for it; None if it never does.
-        hold: the hold rule for the router's core.
+        hold: the batching delay rule for the router's core.
         keep: writes the plan's memory into the router that it was made from.
     """
 
     row: Ints
     replan: Replan | None = None
     keep: Callable[[], None] = lambda: None
-    hold: HoldRule | None = None
+    batching_delay: BatchingDelayRule | None = None
 
 
 class _NotCompiled(Exception):  # noqa: N818 - no error: Python decides
@@ -122,9 +122,9 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
     Python must decide for an unknown class, for a router made for other widths or servers, if some key has no expected
     costs, and if the table of transfers would be too large (`MAX_TRANSFERS`).
     """
-    if type(policy) is HoldingRouter:
+    if type(policy) is DelayingRouter:
         planned = _plan_of(policy.router, _Writer(config, policy.sets))
-        return None if planned is None else replace(planned, hold=policy.hold)
+        return None if planned is None else replace(planned, batching_delay=policy.batching_delay)
     return _plan_of(policy, _Writer(config))
 
 
@@ -186,19 +186,21 @@ class _Writer:
         """Write a placement, a width rule and a group rule."""
         self._head.width_rule.numbers[:] = self._widths(router.width, 1)
         self._place(router.placement, router.width)
-        if type(router.group) is rule_parts.RandomGroup:
-            self._head.group_rule = RANDOM_GROUP
+        if type(router.micro_batch_size) is rule_parts.RandomMicroBatch:
+            self._head.micro_batch_size_rule = RANDOM_MICRO_BATCH_SIZE
             self._head.most_draws += 1
         else:
-            self._require(type(router.group) is rule_parts.LargestGroup)
-        self._choose_from(cast(rule_parts.LargestGroup, router.group).groups)
+            self._require(type(router.micro_batch_size) is rule_parts.LargestMicroBatch)
+        self._choose_from(cast(rule_parts.LargestMicroBatch, router.micro_batch_size).micro_batch_sizes)
         return self._finished()
 
     def slackfit(self, router: slackfit.SlackFit) -> CompiledRouter:
         """Write the width and group by slack, on a placement."""
-        self._require(router.widths == self._config.widths and list(router.groups) == sorted(router.groups))
+        self._require(
+            router.widths == self._config.widths and list(router.micro_batch_sizes) == sorted(router.micro_batch_sizes)
+        )
         self._place(router.placement)
-        self._choose_from(router.groups)
+        self._choose_from(router.micro_batch_sizes)
         self._ask_for(router.costs, "image", "batch", "transfer")
         self._head.width_rule.rule, self._head.share_ns = SLACKFIT, self._whole(router.share_ns)
         self._head.scratch_at = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
@@ -208,7 +210,7 @@ class _Writer:
         """Write tuples and shares by server; Python makes a new plan."""
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.capacity_img_s) == servers)
-        self._choose_from(router.groups)
+        self._choose_from(router.micro_batch_sizes)
         self._head.width_rule.rule = BY_SERVER
         self._head.placement = DEFICIT
         self._head.stays = 1
@@ -225,15 +227,15 @@ class _Writer:
         return planned
 
     def lookahead(self, router: lookahead.Lookahead) -> CompiledRouter:
-        """Write a lookahead over the next few blocks."""
+        """Write a lookahead over the next few micro-batches."""
         self._require(router.widths == self._config.widths and len(router.worth_ns) == self._config.segments)
         self._require(len(router.image_ns) == self._config.servers)
-        self._choose_from(router.groups)
+        self._choose_from(router.micro_batch_sizes)
         self._ask_for(router.costs, "image", "batch", "transfer")
         self._head.sees_all, ahead = 1, Ahead.blank()
         ahead.horizon_s = router.horizon_s
         ahead.weight = router.weight
-        ahead.blocks = self._whole(router.blocks)
+        ahead.micro_batches = self._whole(router.micro_batches)
         ahead.rate_img_s, ahead.arrived = router.rate_img_s, self._whole(router.arrived)
         ahead.seen_ns = self._whole(router.seen_ns)
         ahead.image_ns_at, ahead.worth_ns_at = self._table(router.image_ns), self._table(router.worth_ns)
@@ -258,7 +260,7 @@ class _Writer:
         self._require(router.widths == self._config.widths and len(router.servers) == servers)
         self._require(router.segments == self._config.segments)
         self._require(len(router.priced) == self._config.class_count)
-        self._choose_from(router.groups)
+        self._choose_from(router.micro_batch_sizes)
         self._ask_for(router.costs, "image", "batch", "transfer")
         memory = CompassMemory.blank()
         self._head.width_rule.rule = COMPASS
@@ -423,7 +425,7 @@ class _Writer:
     def _variants(self, rule: published_rules.Variants) -> int:
         self._ask_for(rule.costs, "image")
         self._require(len(rule.variants) == len(rule.levels) == len(rule.since_ns) == self._config.servers)
-        numbers = [rule.waiting_ns, rule.up_ns, rule.down_ns, rule.hold_ns, rule.leap]
+        numbers = [rule.waiting_ns, rule.up_ns, rule.down_ns, rule.dwell_ns, rule.leap]
         for variants, level, since_ns in zip(rule.variants, rule.levels, rule.since_ns, strict=True):
             self._require(0 <= level < len(variants))
             tuples_at = self._plan.add([self._codes(variant) for variant in variants])
@@ -440,7 +442,7 @@ class _Writer:
 
     def _choose_from(self, sizes: Sequence[int]) -> None:
         self._require(len(sizes) > 0 and all(self._whole(size) >= 1 for size in sizes))
-        self._plan.set_groups(sizes)
+        self._plan.set_micro_batch_sizes(sizes)
 
     def _codes(self, tuple_: Sequence[float]) -> list[int]:
         """Return, for each segment, the widest width that isn't above the tuple's; NONE if all are."""
@@ -465,7 +467,7 @@ class _Writer:
             most_ns = {name: int(np.abs(cost_table(config, costs, name)).max()) for name in self._tables}
         except Exception as error:  # for a key that no request may ever have; any error of the model
             raise _NotCompiled from error
-        waiting_ns = config.outstanding_blocks * config.groups[-1] * most_ns.pop("image")
+        waiting_ns = config.outstanding_micro_batches * config.micro_batch_sizes[-1] * most_ns.pop("image")
         self._require(waiting_ns + sum(most_ns.values()) < _EXACT)
         self._plan.add_costs(self._tables)
 
@@ -483,16 +485,16 @@ class _Writer:
 # -------------------------------------------------------------------------------------------------- decisions by a plan
 
 
-_write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `Sheet`, without its samples
+_write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `ObservationRecord`, without its samples
 _write_server: Final = Struct("=5q2d")  # a `SeenServer`
 
 
 @entry
-def decide(plan_row: Ints, sheet_row: Ints) -> int:
+def decide(plan_row: Ints, observation_row: Ints) -> int:
     """Let a plan decide; returns the choice as one number (`_Choices`)."""
     plan = Plan(plan_row)
-    choose(plan, Sheet(sheet_row))
-    return (plan.group * plan.servers + plan.server) * plan.widths + plan.width
+    choose(plan, ObservationRecord(observation_row))
+    return (plan.micro_batch_size * plan.servers + plan.server) * plan.widths + plan.width
 
 
 class _Choices(dict[int, Choice]):
@@ -501,18 +503,18 @@ class _Choices(dict[int, Choice]):
 
     def __missing__(self, number: int) -> Choice:
         rest, width = divmod(number, len(self._widths))
-        group, server = divmod(rest, self._servers)
-        return self.setdefault(number, Choice(server, self._widths[width], group))
+        micro_batch_size, server = divmod(rest, self._servers)
+        return self.setdefault(number, Choice(server, self._widths[width], micro_batch_size))
 
 
 class _Page:
     """A sheet for one segment, and the servers' views in it."""
 
     def __init__(self, servers: int) -> None:
-        self.sheet = blank_sheet(servers)
-        self.memory = self.sheet.data
+        self.observation = blank_observation(servers)
+        self.memory = self.observation.data
         self.views: list[ServerView | None] = [None] * servers
-        self.samples = self.sheet[Sheet(self.sheet).samples_at :]
+        self.samples = self.observation[ObservationRecord(self.observation).samples_at :]
         self.outstanding = self.up = 0
 
 
@@ -523,7 +525,7 @@ class PlannedRouter:
     """
 
     def __init__(self, policy: RoutingPolicy, planned: CompiledRouter, config: RouterConfig) -> None:
-        self.hold = planned.hold
+        self.batching_delay = planned.batching_delay
         self._policy, self._replan = policy, planned.replan
         self._row, self._plan = planned.row, Plan(planned.row)
         self._draws: Draws | None = None
@@ -560,8 +562,8 @@ class PlannedRouter:
                 self._draws = Draws(self._row, rng)
             self._draws.draw()
         if self._replan is not None and view.now_ns >= plan.wake_ns:
-            self._replan(self._row, page.sheet)
-        return self._choices[decide(self._row, page.sheet)]
+            self._replan(self._row, page.observation)
+        return self._choices[decide(self._row, page.observation)]
 
     def _read(self, view: ClusterView, page: _Page) -> None:
         """Write the servers' views; a view that is the very object of the segment's last decision is not read again."""
@@ -574,17 +576,17 @@ class PlannedRouter:
                 views[index] = server
                 page.outstanding += server.outstanding_requests - (previous.outstanding_requests if previous else 0)
                 page.up += (1 if is_up(server) else 0) - (1 if previous and is_up(previous) else 0)
-                holds = bits(server.widths)
+                fits = bits(server.widths)
                 _write_server.pack_into(
-                    memory, 8 * Sheet.size + index * _write_server.size, holds if server.valid else 0, holds,
-                    server.outstanding_requests, server.outstanding_blocks, self._work_ns(index, server),
+                    memory, 8 * ObservationRecord.size + index * _write_server.size, fits if server.valid else 0, fits,
+                    server.outstanding_requests, server.outstanding_micro_batches, self._work_ns(index, server),
                     server.utilization, server.power_w,
                 )  # fmt: skip
         sample = () if self._plan.sees_all else view.looked_at
         page.samples[: len(sample)] = sample
         _write_view(
             memory, 0, view.now_ns, head.segment - 1, self._before[head.previous_width], head.location,
-            view.candidates, view.head_entered_ns, view.fifo_length, view.completed, view.hold_left_ns,
+            view.candidates, view.head_entered_ns, view.fifo_length, view.completed, view.batching_delay_left_ns,
             view.accuracy_sum, view.goal_floor, view.late, view.goal_limit_ns, view.goal_energy_weight,
             head.service_class, view.others_completed, page.outstanding, page.up, len(sample),
         )  # fmt: skip

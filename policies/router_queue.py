@@ -1,10 +1,11 @@
 """The queue of the router's core: batching delays, a FIFO with keys, samples of the servers, and admission.
 
-Batching delays (`Holds`): a decision skips a held line; the line's requests stay in the FIFO. `Holds` has no clock and
-no FIFO. `docs/theory-of-operation.md` describes what begins and ends a hold.
+Batching delays (`BatchingDelays`): a decision skips a delayed per-key queue; the per-key queue's requests stay in the
+FIFO. `BatchingDelays` has no clock and no FIFO. `docs/theory-of-operation.md` describes what begins and ends a batching
+delay.
 
 Samples (`sampled_servers`): in a large cluster a decision examines a sample of the servers, so that its cost does not
-depend on the cluster's size. Half of the sample are the servers where a block ended last: they are likely to have
+depend on the cluster's size. Half of the sample are the servers where a micro-batch ended last: they are likely to have
 little work, and fast servers are more often among them (as in join-idle-queue: Lu et al. 2011). The others are drawn at
 random: the best of a few is nearly the best of all (power of d choices: Mitzenmacher 2001). A draw is a hash of the
 decision's number, so it is the same in both engines, on executors and in a replay.
@@ -28,23 +29,24 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from kit.random_streams import derived_seed, hashed
-from policies.vocabulary import HoldRule
+from policies.vocabulary import BatchingDelayRule
 
 RATE_ARRIVALS: Final = 24  # arrivals that the mean gap is averaged over: independent of a cluster's speed
-MAX_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
+# by decisions, of one request before a micro-batch takes it: each costs a decision, and has a credit
+MAX_BATCHING_DELAYS: Final = 3
 
-Line = TypeVar("Line", bound=Hashable)
+QueueKey = TypeVar("QueueKey", bound=Hashable)
 
 
 # ------------------------------------------------------------------------------------------------------ batching delays
 
 
 class Holdable(Protocol):
-    """A request's entry in the router's ledger, as far as holds go: `held_ns` is its total time held so far."""
+    """A request's entry in the router's ledger, as far as holds go: `delayed_ns` is its total time held so far."""
 
     deadline_ns: int | None
     entered_ns: int
-    held_ns: int
+    delayed_ns: int
 
 
 class Arrivals(Protocol):
@@ -63,97 +65,100 @@ def note_arrival(arrivals: Arrivals, now_ns: int) -> None:
     arrivals.arrived_ns = now_ns
 
 
-class _Hold(msgspec.Struct):
-    """One line's hold: until the line has `requests` requests, or until a time."""
+class _BatchingDelay(msgspec.Struct):
+    """One per-key queue's hold: until the per-key queue has `requests` requests, or until a time."""
 
     since_ns: int
     until_ns: int
     requests: int
 
 
-class HoldsState(msgspec.Struct, Generic[Line], frozen=True, array_like=True):
+class BatchingDelaysState(msgspec.Struct, Generic[QueueKey], frozen=True, array_like=True):
     """The complete state of a router's holds."""
 
     is_on: bool
-    rule: HoldRule | None
+    rule: BatchingDelayRule | None
     rate: float
     arrived_ns: int
-    held: tuple[tuple[Line, _Hold], ...]
+    delayed: tuple[tuple[QueueKey, _BatchingDelay], ...]
 
 
-class Holds(Generic[Line]):
+class BatchingDelays(Generic[QueueKey]):
     """The holds of one router.
 
     Args:
-        limit_ns: the longest total hold of a request; 0 for no holds.
-        most: the size of the largest group, at which a hold ends.
+        limit_ns: the longest total batching delay of a request; 0 for no batching delays.
+        most: the size of the largest micro-batch, at which a batching delay ends.
     """
 
     def __init__(self, limit_ns: int, most: int) -> None:
         self.is_on = limit_ns > 0
         self._limit_ns, self._most = limit_ns, most
-        self._rule: HoldRule | None = None
+        self._rule: BatchingDelayRule | None = None
         self.rate, self.arrived_ns = 0.0, 0
-        self._held: dict[Line, _Hold] = {}
+        self._delayed: dict[QueueKey, _BatchingDelay] = {}
 
-    def __contains__(self, line: Line) -> bool:
-        return line in self._held
+    def __contains__(self, queue_key: QueueKey) -> bool:
+        return queue_key in self._delayed
 
     @property
-    def lines(self) -> tuple[Line, ...]:
-        """The held lines."""
-        return tuple(self._held)
+    def queue_keys(self) -> tuple[QueueKey, ...]:
+        """The delayed per-key queues."""
+        return tuple(self._delayed)
 
     @property
     def next_ns(self) -> int | None:
         """The end of the next hold that ends automatically."""
-        return min(hold.until_ns for hold in self._held.values()) if self._held else None  # read at each arrival
+        # read at each arrival
+        return min(batching_delay.until_ns for batching_delay in self._delayed.values()) if self._delayed else None
 
-    def state(self) -> HoldsState[Line]:
+    def state(self) -> BatchingDelaysState[QueueKey]:
         """Return the state."""
-        return HoldsState(self.is_on, self._rule, self.rate, self.arrived_ns, tuple(self._held.items()))
+        return BatchingDelaysState(self.is_on, self._rule, self.rate, self.arrived_ns, tuple(self._delayed.items()))
 
-    def resume(self, state: HoldsState[Line]) -> None:
+    def resume(self, state: BatchingDelaysState[QueueKey]) -> None:
         """Resume from a state."""
         self.is_on = state.is_on
         self._rule = state.rule
         self.rate = state.rate
         self.arrived_ns = state.arrived_ns
-        self._held = dict(state.held)
+        self._delayed = dict(state.delayed)
 
-    def set_rule(self, rule: HoldRule) -> None:
-        """Set the rule for holds of lines that begin from now on."""
+    def set_rule(self, rule: BatchingDelayRule) -> None:
+        """Set the rule for batching delays of per-key queues that begin from now on."""
         self._rule = rule
 
     def left_ns(self, members: Iterable[Holdable], now_ns: int) -> int:
-        """Return the longest hold of these from now on: the first request's remainder, at most until its deadline."""
+        """Return the longest batching delay of these from now on: the first request's remainder, at most until its
+        deadline."""
         return max(0, min(self._last_ns(entry, now_ns) for entry in members) - now_ns) if self.is_on else 0
 
     def _last_ns(self, entry: Holdable, since_ns: int) -> int:
-        last_ns = since_ns + self._limit_ns - entry.held_ns
+        last_ns = since_ns + self._limit_ns - entry.delayed_ns
         return last_ns if entry.deadline_ns is None else min(last_ns, entry.deadline_ns)
 
-    def begin(self, line: Line, members: Iterable[Holdable], requests: int, wait_ns: int, now_ns: int) -> int:
-        """Hold a line that is not held; returns its latest end."""
+    def begin(self, queue_key: QueueKey, members: Iterable[Holdable], requests: int, wait_ns: int, now_ns: int) -> int:
+        """Hold a per-key queue that is not held; returns its latest end."""
         until_ns = now_ns + min(wait_ns, self.left_ns(members, now_ns))
-        self._held[line] = _Hold(now_ns, until_ns, min(requests, self._most))
+        self._delayed[queue_key] = _BatchingDelay(now_ns, until_ns, min(requests, self._most))
         return until_ns
 
-    def join(self, line: Line, entry: Holdable, segment: int, waiting: int, now_ns: int) -> bool:
-        """Count a request that has entered a line of `waiting` requests; returns whether that ends the line's hold.
+    def join(self, queue_key: QueueKey, entry: Holdable, segment: int, waiting: int, now_ns: int) -> bool:
+        """Count a request that has entered a per-key queue of `waiting` requests; returns whether that ends the per-key
+        queue's hold.
 
-        The rule holds a line that begins with it (`begin_by_rule`).
+        The rule holds a per-key queue that begins with it (`begin_by_rule`).
         """
-        hold = self._held.get(line)
-        if hold is not None:
-            hold.until_ns = min(hold.until_ns, self._last_ns(entry, now_ns))
-            return waiting >= hold.requests
+        batching_delay = self._delayed.get(queue_key)
+        if batching_delay is not None:
+            batching_delay.until_ns = min(batching_delay.until_ns, self._last_ns(entry, now_ns))
+            return waiting >= batching_delay.requests
         if waiting == 1:
-            self.begin_by_rule(line, (entry,), segment, now_ns)
+            self.begin_by_rule(queue_key, (entry,), segment, now_ns)
         return False
 
-    def begin_by_rule(self, line: Line, members: Sequence[Holdable], segment: int, now_ns: int) -> None:
-        """Hold a line that begins with these, its only requests, according to the rule."""
+    def begin_by_rule(self, queue_key: QueueKey, members: Sequence[Holdable], segment: int, now_ns: int) -> None:
+        """Hold a per-key queue that begins with these, its only requests, according to the rule."""
         if self._rule is None:
             return
         requests, wait_ns = self._rule.requests[segment - 1], self._rule.wait_ns[segment - 1]
@@ -161,18 +166,20 @@ class Holds(Generic[Line]):
             requests = max(requests, int(min(self.rate * self._rule.arrivals_ns[segment - 1], self._most)))
         requests = min(requests, self._most)
         if len(members) < requests and wait_ns > 0:
-            self.begin(line, members, requests, wait_ns, now_ns)
+            self.begin(queue_key, members, requests, wait_ns, now_ns)
 
-    def end(self, line: Line, members: Iterable[Holdable], now_ns: int) -> None:
-        """End a line's hold: its members were held from its start, or their entry, until now or its end."""
-        hold = self._held.pop(line)
-        ended_ns = min(now_ns, hold.until_ns)
+    def end(self, queue_key: QueueKey, members: Iterable[Holdable], now_ns: int) -> None:
+        """End a per-key queue's hold: its members were held from its start, or their entry, until now or its end."""
+        batching_delay = self._delayed.pop(queue_key)
+        ended_ns = min(now_ns, batching_delay.until_ns)
         for entry in members:
-            entry.held_ns += max(0, ended_ns - max(hold.since_ns, entry.entered_ns))
+            entry.delayed_ns += max(0, ended_ns - max(batching_delay.since_ns, entry.entered_ns))
 
-    def due(self, now_ns: int) -> tuple[Line, ...]:
-        """Return the lines whose hold has reached its end."""
-        return tuple(line for line, hold in self._held.items() if hold.until_ns <= now_ns)
+    def due(self, now_ns: int) -> tuple[QueueKey, ...]:
+        """Return the per-key queues whose hold has reached its end."""
+        return tuple(
+            queue_key for queue_key, batching_delay in self._delayed.items() if batching_delay.until_ns <= now_ns
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- the FIFO
@@ -301,14 +308,14 @@ def _waits(last: int, queue: _Queue) -> bool:
 
 
 SALT: Final = derived_seed(0, "sampled servers")
-TRIES: Final = 2  # draws for each server wanted: one may be drawn twice, or take no block
+TRIES: Final = 2  # draws for each server wanted: one may be drawn twice, or take no micro-batch
 
 
 def sampled_servers(
     decision: int, location: int, freed: Iterable[int], can_take: Callable[[int], bool], servers: int, samples: int
 ) -> tuple[int, ...]:
     """Return the location of the candidates' activations (0 or more; if negative, no server) and others that can take
-    the block.
+    the micro-batch.
 
     Empty if none of these can: then all are examined, as they are if there are no more than `samples`.
 

@@ -16,8 +16,8 @@ from policies.run_records import (
     STAGES,
     BatchRecord,
     BatchTold,
-    BlockRecord,
     LoggedStep,
+    MicroBatchRecord,
     RequestRecord,
     RequestStatus,
     ServerBook,
@@ -26,11 +26,11 @@ from policies.run_records import (
 )
 from policies.vocabulary import (
     NS_PER_S,
-    BlockArrived,
-    BlockFinished,
+    BatchingDelayBegun,
     Decide,
     HeadKey,
-    HoldBegun,
+    MicroBatchArrived,
+    MicroBatchFinished,
     RequestArrived,
     RequestCompleted,
     RequestFailed,
@@ -38,7 +38,7 @@ from policies.vocabulary import (
     RequestsReturned,
     RouterCommand,
     RouterEvent,
-    SendBlock,
+    SendMicroBatch,
     ServerCommand,
     ServerDown,
     ServerEvent,
@@ -77,7 +77,7 @@ class ReportedPower:
 
 
 class _OpenDecision(msgspec.Struct):
-    """A decision and its block, whose inputs were at its server at `gathered_ns`."""
+    """A decision and its micro-batch, whose inputs were at its server at `gathered_ns`."""
 
     head: HeadKey
     snapshot_ns: int
@@ -87,13 +87,13 @@ class _OpenDecision(msgspec.Struct):
     width: float = 0.0
     number: int = 0
     server: int = 0
-    epoch: int = 0
+    incarnation: int = 0
 
 
 _NO_STAGES: Final = (0,) * (len(STAGES) - 1)
 
 
-class _Journey(msgspec.Struct):
+class _Trace(msgspec.Struct):
     """One request's entry.
 
     Attributes:
@@ -106,7 +106,7 @@ class _Journey(msgspec.Struct):
     arrived_ns: int
     since_ns: int
     passages: list[_Passage] = msgspec.field(default_factory=list)
-    block: _OpenDecision | None = None
+    micro_batch: _OpenDecision | None = None
     batch: BatchTold | None = None
     lost_ns: int = 0
 
@@ -114,7 +114,7 @@ class _Journey(msgspec.Struct):
         """Record that the try in progress failed."""
         self.lost_ns += now_ns - self.since_ns
         self.since_ns = now_ns
-        self.block = self.batch = None
+        self.micro_batch = self.batch = None
 
     def forget(self, passed: int) -> None:
         """Drop the segments after the first `passed`, which have to run again."""
@@ -133,24 +133,24 @@ class _Passage(msgspec.Struct):
     server: int
     width: float
     entered_ns: int
-    block: _OpenDecision | None
+    micro_batch: _OpenDecision | None
     batch: BatchTold | None
     ended_ns: int
     stages: tuple[int, ...] = ()
 
     @property
     def stages_ns(self) -> tuple[int, ...]:
-        """The time by stages, without the last one; none if the block or the batch was not observed."""
-        if not self.stages and self.block is not None and self.batch is not None:
-            self.stages = _stages_ns(self.entered_ns, self.block, self.batch, self.ended_ns)
+        """The time by stages, without the last one; none if the micro-batch or the batch was not observed."""
+        if not self.stages and self.micro_batch is not None and self.batch is not None:
+            self.stages = _stages_ns(self.entered_ns, self.micro_batch, self.batch, self.ended_ns)
         return self.stages or _NO_STAGES
 
 
-def _stages_ns(entered_ns: int, block: _OpenDecision, batch: BatchTold, now_ns: int) -> tuple[int, ...]:
-    snapshot_ns = max(entered_ns, block.snapshot_ns)
-    sent_ns = max(snapshot_ns, block.sent_ns)
-    gathered_ns = max(sent_ns, block.gathered_ns)
-    arrived_ns = min(max(gathered_ns, block.arrived_ns), now_ns)  # perhaps by another clock
+def _stages_ns(entered_ns: int, micro_batch: _OpenDecision, batch: BatchTold, now_ns: int) -> tuple[int, ...]:
+    snapshot_ns = max(entered_ns, micro_batch.snapshot_ns)
+    sent_ns = max(snapshot_ns, micro_batch.sent_ns)
+    gathered_ns = max(sent_ns, micro_batch.gathered_ns)
+    arrived_ns = min(max(gathered_ns, micro_batch.arrived_ns), now_ns)  # perhaps by another clock
     commanded_ns = min(max(arrived_ns, batch.commanded_ns), now_ns)
     started_ns = min(max(commanded_ns, batch.started_ns), now_ns)
     forward_ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
@@ -173,7 +173,7 @@ class _Ended(msgspec.Struct, frozen=True):
     """A request that has ended: the data for its record when the run is over."""
 
     request: int
-    journey: _Journey
+    trace: _Trace
     finished_ns: int
     status: RequestStatus
     reason: str = ""
@@ -218,28 +218,29 @@ class Ledger:
         self._power = ReportedPower(servers)
         self._utilization = [0.0] * servers
         self._gpu_var: float | None = 0.0  # of these; None after a change
-        self._epochs: list[int | None] = [None] * servers  # None while a server is down
+        self._incarnations: list[int | None] = [None] * servers  # None while a server is down
         self._credits: list[tuple[int, RewardTerms]] = []
-        self._journeys: dict[int, _Journey] = {}
+        self._traces: dict[int, _Trace] = {}
         self._ended: list[_Ended] = []
-        self._blocks: list[tuple[BlockFinished, _OpenDecision, int, float, RewardTerms]] = []
+        self._micro_batches: list[tuple[MicroBatchFinished, _OpenDecision, int, float, RewardTerms]] = []
         self._batches: list[tuple[int, BatchTold]] = []  # with their servers
         self._pending: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
-        self._holds: dict[int, list[tuple[int, int]]] = {}  # by waiting request: (decision, when it entered the FIFO)
-        self._held_before: dict[int, list[int]] = {}  # by block: the decisions that held its members
+        # by waiting request: (decision, when it entered the FIFO)
+        self._batching_delays: dict[int, list[tuple[int, int]]] = {}
+        self._delayed_before: dict[int, list[int]] = {}  # by micro-batch: the decisions that held its members
         self._of_router: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._note_arrival,
             RequestsReturned: self._note_return,
             ServerReport: self._note_report,
-            ServerUp: self._note_epoch,
+            ServerUp: self._note_incarnation,
             ServerDown: self._note_death,
             Decide: self._note_question,
-            HoldBegun: self._note_hold,
-            SendBlock: self._note_block,
+            BatchingDelayBegun: self._note_batching_delay,
+            SendMicroBatch: self._note_micro_batch,
             RequestCompleted: self._note_completion,
             RequestFailed: self._note_failure,
-            BlockFinished: self._close_block,
+            MicroBatchFinished: self._close_micro_batch,
         }
         if detail:
             self._of_router |= {
@@ -249,7 +250,7 @@ class Ledger:
             }
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """Return (decision, reward) of the blocks that have ended since the last call, in their order."""
+        """Return (decision, reward) of the micro-batches that have ended since the last call, in their order."""
         credits, self._credits = self._credits, []
         return credits
 
@@ -271,47 +272,50 @@ class Ledger:
                 note(command, now_ns)
 
     def _note_arrival(self, event: RequestArrived, now_ns: int) -> None:
-        self._journeys[event.request] = _Journey(now_ns, now_ns)
+        self._traces[event.request] = _Trace(now_ns, now_ns)
 
     def _note_return(self, event: RequestsReturned, now_ns: int) -> None:
-        """Process an event; a stale one is of an earlier epoch of the server, and changes nothing."""
-        if event.epoch != self._epochs[event.server]:
+        """Process an event; a stale one is of an earlier incarnation of the server, and changes nothing."""
+        if event.incarnation != self._incarnations[event.server]:
             return
         passed = event.segment - 1
         since_ns = -1
-        block = None
+        micro_batch = None
         batch = None
-        for journey in self._journeys_of(event.requests):
-            if journey.since_ns != since_ns or journey.block is not block or journey.batch is not batch:
-                since_ns = journey.since_ns
-                block = journey.block
-                batch = journey.batch
-                passage = _Passage(event.server, event.width, since_ns, block, batch, now_ns)
-            if len(journey.passages) > passed:  # segments passed before a restart no longer count
-                journey.forget(passed)
-            journey.passages.append(passage)
-            journey.since_ns = now_ns
-            journey.block = journey.batch = None
+        for trace in self._traces_of(event.requests):
+            if trace.since_ns != since_ns or trace.micro_batch is not micro_batch or trace.batch is not batch:
+                since_ns = trace.since_ns
+                micro_batch = trace.micro_batch
+                batch = trace.batch
+                passage = _Passage(event.server, event.width, since_ns, micro_batch, batch, now_ns)
+            if len(trace.passages) > passed:  # segments passed before a restart no longer count
+                trace.forget(passed)
+            trace.passages.append(passage)
+            trace.since_ns = now_ns
+            trace.micro_batch = trace.batch = None
 
     def _note_rejection(self, event: RequestsRejected, now_ns: int) -> None:
-        """Process an event; a stale one is of an earlier epoch of the server, and changes nothing."""
-        for journey in self._journeys_of(event.requests):
-            if journey.block is not None and (journey.block.server, journey.block.epoch) == (event.server, event.epoch):
-                journey.lose(now_ns)
+        """Process an event; a stale one is of an earlier incarnation of the server, and changes nothing."""
+        for trace in self._traces_of(event.requests):
+            if trace.micro_batch is not None and (trace.micro_batch.server, trace.micro_batch.incarnation) == (
+                event.server,
+                event.incarnation,
+            ):
+                trace.lose(now_ns)
 
     def _note_failed_transfer(self, event: TransferFailed, now_ns: int) -> None:
-        """Process an event; a stale one is of another block."""
-        for journey in self._journeys_of(event.requests):
-            if journey.block is not None and journey.block.number == event.block:
-                journey.lose(now_ns)
+        """Process an event; a stale one is of another micro-batch."""
+        for trace in self._traces_of(event.requests):
+            if trace.micro_batch is not None and trace.micro_batch.number == event.micro_batch:
+                trace.lose(now_ns)
 
     def _note_transfer(self, event: TransferFinished, now_ns: int) -> None:
         """Process an event; the last one counts."""
-        if event.block in self._open:
-            self._open[event.block].gathered_ns = now_ns
+        if event.micro_batch in self._open:
+            self._open[event.micro_batch].gathered_ns = now_ns
 
-    def _journeys_of(self, requests: Sequence[int]) -> list[_Journey]:
-        return [journey for journey in map(self._journeys.get, requests) if journey is not None]
+    def _traces_of(self, requests: Sequence[int]) -> list[_Trace]:
+        return [trace for trace in map(self._traces.get, requests) if trace is not None]
 
     def _note_report(self, event: ServerReport, now_ns: int) -> None:
         self._power.report(event.server, event.power_w, now_ns)
@@ -328,57 +332,61 @@ class Ledger:
             self._gpu_var = variance(self._utilization)
         return self._gpu_var
 
-    def _note_epoch(self, event: ServerUp, now_ns: int) -> None:
-        self._epochs[event.server] = event.epoch
+    def _note_incarnation(self, event: ServerUp, now_ns: int) -> None:
+        self._incarnations[event.server] = event.incarnation
 
     def _note_death(self, event: ServerDown, now_ns: int) -> None:
         """Note a server's failure, which clears its reports: no power, no utilization (as in the router's view)."""
         server = event.server
-        self._epochs[server] = None
+        self._incarnations[server] = None
         self._power.report(server, 0.0, now_ns)
         self._set_utilization(server, 0.0)
-        for journey in self._journeys.values():
-            if journey.block is not None and journey.block.server == server:
-                journey.lose(now_ns)
+        for trace in self._traces.values():
+            if trace.micro_batch is not None and trace.micro_batch.server == server:
+                trace.lose(now_ns)
 
     def _note_question(self, command: Decide, now_ns: int) -> None:
         self.decisions += 1
         if self._detail:
             self._pending = _OpenDecision(command.view.head, now_ns)
 
-    def _note_hold(self, command: HoldBegun, now_ns: int) -> None:
-        self._holds.setdefault(command.request, []).append((command.decision, command.entered_ns))
+    def _note_batching_delay(self, command: BatchingDelayBegun, now_ns: int) -> None:
+        self._batching_delays.setdefault(command.request, []).append((command.decision, command.entered_ns))
 
-    def _note_block(self, command: SendBlock, now_ns: int) -> None:
-        """Note the block that answers the pending question: one decision is in progress at a time."""
-        block, decision = command.block, self._pending
-        if self._holds:
-            holds = [hold for request in block.requests for hold, _ in self._holds.pop(request, ())]
-            self._held_before[block.block] = holds
+    def _note_micro_batch(self, command: SendMicroBatch, now_ns: int) -> None:
+        """Note the micro-batch that answers the pending question: one decision is in progress at a time."""
+        micro_batch, decision = command.micro_batch, self._pending
+        if self._batching_delays:
+            batching_delays = [
+                batching_delay
+                for request in micro_batch.requests
+                for batching_delay, _ in self._batching_delays.pop(request, ())
+            ]
+            self._delayed_before[micro_batch.micro_batch] = batching_delays
         if not self._detail:
             return
-        assert decision is not None, "a block that nobody asked for"
+        assert decision is not None, "a micro-batch that nobody asked for"
         decision.sent_ns = decision.gathered_ns = now_ns
-        decision.width, decision.number = block.key.width, block.block
-        decision.server, decision.epoch = block.server, block.epoch
-        self._open[block.block] = decision
-        for request in block.requests:
-            self._journeys[request].block = decision
+        decision.width, decision.number = micro_batch.key.width, micro_batch.micro_batch
+        decision.server, decision.incarnation = micro_batch.server, micro_batch.incarnation
+        self._open[micro_batch.micro_batch] = decision
+        for request in micro_batch.requests:
+            self._traces[request].micro_batch = decision
 
     def _note_completion(self, command: RequestCompleted, now_ns: int) -> None:
-        request, journey = command.request, self._journeys.pop(command.request)
-        self._ended.append(_Ended(request, journey, now_ns, "completed", "", command.retries, command.correct))
+        request, trace = command.request, self._traces.pop(command.request)
+        self._ended.append(_Ended(request, trace, now_ns, "completed", "", command.retries, command.correct))
 
     def _note_failure(self, command: RequestFailed, now_ns: int) -> None:
-        request, journey = command.request, self._journeys.pop(command.request)
-        self._ended.append(_Ended(request, journey, now_ns, "failed", command.reason, command.retries))
-        for decision, entered_ns in self._holds.pop(command.request, ()):
+        request, trace = command.request, self._traces.pop(command.request)
+        self._ended.append(_Ended(request, trace, now_ns, "failed", command.reason, command.retries))
+        for decision, entered_ns in self._batching_delays.pop(command.request, ()):
             energy_j = self._power.energy_j(now_ns) - self._power.energy_j(entered_ns)
             terms = self._terms(0.0, (now_ns - entered_ns) / NS_PER_S, energy_j)
             self._credits.append((decision, terms))
 
-    def _close_block(self, ended: BlockFinished, now_ns: int) -> None:
-        """Credit the decision: Eq. 7 over the block's members, from each one's FIFO entry to its segment's end."""
+    def _close_micro_batch(self, ended: MicroBatchFinished, now_ns: int) -> None:
+        """Credit the decision: Eq. 7 over the members, from each one's FIFO entry to its segment's end."""
         members, power = len(ended.requests), self._power
         energy_j = 0.0
         span = (0, 0)
@@ -390,11 +398,11 @@ class Ledger:
         latency_s = (sum(ended.ended_ns) - sum(ended.entered_ns)) / members / NS_PER_S
         terms = self._terms(self._accuracy(ended), latency_s, energy_j / members)
         self._credits.append((ended.decision, terms))
-        if self._held_before:
-            for hold in self._held_before.pop(ended.decision, ()):  # it includes their hold
-                self._credits.append((hold, terms))
+        if self._delayed_before:
+            for batching_delay in self._delayed_before.pop(ended.decision, ()):  # it includes their batching delay
+                self._credits.append((batching_delay, terms))
         if self._detail:
-            self._blocks.append((ended, self._open.pop(ended.decision), now_ns, latency_s, terms))
+            self._micro_batches.append((ended, self._open.pop(ended.decision), now_ns, latency_s, terms))
 
     def _terms(self, p_acc: float, latency_s: float, energy_j: float) -> RewardTerms:
         return reward_terms(
@@ -406,7 +414,7 @@ class Ledger:
             gpu_var=self._variance(),
         )
 
-    def _accuracy(self, ended: BlockFinished) -> float:
+    def _accuracy(self, ended: MicroBatchFinished) -> float:
         """Return p_acc: at the last segment 1 if correct, otherwise 0; before it the prior of the widths; 0 for a
         failed member."""
         if ended.segment == self._segments:
@@ -437,23 +445,23 @@ class Ledger:
             return
         if note is not None:
             self.note_batch(server, note)
-        elif type(event) is BlockArrived:
+        elif type(event) is MicroBatchArrived:
             self.note_arrivals(self._books[server].take_arrivals())
         elif type(event) is TelemetrySampled:
             self.note_reading(server, event)
 
     def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
-        """Note (block, when) of blocks that have arrived at their server, perhaps before their departure by its
+        """Note (block, when) of micro-batches that have arrived at their server, perhaps before their departure by its
         clock."""
-        for block, arrived_ns in arrivals:
-            if (sent := self._open.get(block)) is not None:
+        for micro_batch, arrived_ns in arrivals:
+            if (sent := self._open.get(micro_batch)) is not None:
                 sent.arrived_ns = max(sent.gathered_ns, arrived_ns)
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """Note that a batch has ended at a server."""
         self.note_arrivals(note.arrivals)
-        for journey in self._journeys_of(note.requests):
-            journey.batch = note
+        for trace in self._traces_of(note.requests):
+            trace.batch = note
         self._batches.append((server, note))
 
     def note_reading(self, server: int, event: TelemetrySampled) -> None:
@@ -468,8 +476,8 @@ class Ledger:
 
     def close(self, now_ns: int) -> None:
         """Close the run: requests still in flight get their records, too."""
-        self._ended += [_Ended(request, journey, now_ns, "in_flight") for request, journey in self._journeys.items()]
-        self._journeys.clear()
+        self._ended += [_Ended(request, trace, now_ns, "in_flight") for request, trace in self._traces.items()]
+        self._traces.clear()
 
     @property
     def requests(self) -> list[RequestRecord]:
@@ -479,25 +487,25 @@ class Ledger:
         return [
             RequestRecord(
                 request=ended.request,
-                arrived_ns=ended.journey.arrived_ns,
+                arrived_ns=ended.trace.arrived_ns,
                 finished_ns=ended.finished_ns,
                 status=ended.status,
                 reason=ended.reason,
                 retries=ended.retries,
-                widths=tuple([passage.width for passage in ended.journey.passages]),
-                servers=tuple([passage.server for passage in ended.journey.passages]),
+                widths=tuple([passage.width for passage in ended.trace.passages]),
+                servers=tuple([passage.server for passage in ended.trace.passages]),
                 correct=ended.correct,
-                energy_j=power.energy_j(ended.finished_ns) - power.energy_j(ended.journey.arrived_ns),
-                stages_ns=ended.journey.total_ns() if detail else (),
+                energy_j=power.energy_j(ended.finished_ns) - power.energy_j(ended.trace.arrived_ns),
+                stages_ns=ended.trace.total_ns() if detail else (),
             )
             for ended in self._ended
         ]
 
     @property
-    def blocks(self) -> list[BlockRecord]:
+    def micro_batches(self) -> list[MicroBatchRecord]:
         """The blocks' records in the order of their ends."""
         return [
-            BlockRecord(
+            MicroBatchRecord(
                 decision=ended.decision,
                 head=decision.head,
                 server=ended.server,
@@ -510,7 +518,7 @@ class Ledger:
                 latency_s=latency_s,
                 reward=terms,
             )
-            for ended, decision, ended_ns, latency_s, terms in self._blocks
+            for ended, decision, ended_ns, latency_s, terms in self._micro_batches
         ]
 
     @property

@@ -21,10 +21,10 @@ from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
     BatchStarted,
-    BlockArrived,
     HeadKey,
     InstanceLoaded,
     LoadInstance,
+    MicroBatchArrived,
     RouterCommand,
     RouterEvent,
     RunBatch,
@@ -46,9 +46,9 @@ STAGES = ("router_wait", "decision", "transfer", "handover", "queue", "load", "d
 """The stages of an image's latency, summed over its segments; for a completed image they add up to its latency.
 
     router_wait   in the router's FIFO, until a decision's snapshot that it is a candidate of
-    decision      from the snapshot until its block is sent
-    transfer      until all inputs are where the block goes
-    handover      until its server has the block; and from the server's return until the router has it back
+    decision      from the snapshot until its micro-batch is sent
+    transfer      until all inputs are where the micro-batch goes
+    handover      until its server has the micro-batch; and from the server's return until the router has it back
     queue, load   until its batch is commanded; `load` is the part in which the instance that then ran it was loading
     dispatch      from the command to the start of the forward pass, and from its end until the scheduler has it
     run           the forward pass
@@ -86,7 +86,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
         return sum(server != next_server for server, next_server in zip(self.servers, self.servers[1:], strict=False))
 
 
-class BlockRecord(msgspec.Struct, frozen=True):
+class MicroBatchRecord(msgspec.Struct, frozen=True):
     """One decision's block, from the snapshot to its last member's return."""
 
     decision: int
@@ -204,15 +204,15 @@ class RouterCost(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: decisions including the sending of their blocks, or messages that returned requests.
-        blocks_at_once: number of blocks, if several were processed together.
+        blocks_at_once: number of micro-batches, if several were processed together.
         images: number of images in all of them.
-        done_ns: the part of `cpu_ns` until the block was sent, or until the first requests were back; the rest is
+        done_ns: the part of `cpu_ns` until the micro-batch was sent, or until the first requests were back; the rest is
             bookkeeping.
         pause_ns: how long the process had waited before; 0 if it came from other work.
     """
 
     kind: Literal["decision", "returned"]
-    blocks_at_once: int
+    micro_batches_at_once: int
     images: int
     cpu_ns: int
     done_ns: int = 0
@@ -220,11 +220,11 @@ class RouterCost(msgspec.Struct, frozen=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """The time a block, or a message, took between the processes of the router and a server.
+    """The time a micro-batch, or a message, took between the processes of the router and a server.
 
     Attributes:
-        there: to the server, from when the block's inputs are there; otherwise back, from the scheduler's return on, if
-            the router was waiting for it.
+        there: to the server, from when the micro-batch's inputs are there; otherwise back, from the scheduler's return
+            on, if the router was waiting for it.
         at_ns: its start.
     """
 
@@ -234,23 +234,23 @@ class Handover(msgspec.Struct, frozen=True):
     took_ns: int
 
 
-ChoreKind = Literal["taken", "woken", "moved", "begun", "ended"]
+CpuWorkKind = Literal["taken", "woken", "moved", "begun", "ended"]
 
 
-class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
-    """CPU time of an agent's process for work other than a pass: `time.thread_time_ns`.
+class CpuWorkCost(msgspec.Struct, frozen=True, array_like=True):
+    """CPU time of a worker's process for work other than a pass: `time.thread_time_ns`.
 
     Attributes:
         kind: blocks were received, the main thread woke up in vain for some that were, activations were copied to
             another server, a batch began, or a batch ended. A batch's beginning is the work of its lane's thread since
             the last end, less the time of its pass: if the pass shared the device, that may be below zero.
-        at_ns: when it was done; for blocks, when they came.
-        count: number of blocks, or copies, together; otherwise 1.
+        at_ns: when it was done; for micro-batches, when they came.
+        count: number of micro-batches, or copies, together; otherwise 1.
         images: number of images in all of them.
     """
 
     server: int
-    kind: ChoreKind
+    kind: CpuWorkKind
     at_ns: int
     count: int
     images: int
@@ -258,17 +258,19 @@ class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentLog:
-    """The log of one epoch of a server's agent.
+class WorkerLog:
+    """The log of one incarnation of a server's worker.
 
     Attributes:
-        steps: steps of its scheduler, from the epoch's beginning; for a killed epoch, the last ones may be missing.
-        heard: number of steps known to the router when the epoch's last message reached it; the log has at least these.
-        ended: the reason of its `ServerDown`; empty for an epoch that was up at the run's end.
+        steps: steps of its scheduler, from the incarnation's beginning; for a killed incarnation, the last ones may be
+            missing.
+        heard: number of steps known to the router when the incarnation's last message reached it; the log has at least
+            these.
+        ended: the reason of its `ServerDown`; empty for an incarnation that was up at the run's end.
     """
 
     server: int
-    epoch: int
+    incarnation: int
     steps: tuple[LoggedStep, ...]
     heard: int
     ended: str = ""
@@ -296,23 +298,23 @@ class BackgroundLoad:
 class CpuUse:
     """The use of the host's CPU by a run on executors, as shares of its time.
 
-    It excludes polling for messages, agents of CPU devices, whose passes are computed there, and agents that were not
+    It excludes polling for messages, workers of CPU devices, whose passes are computed there, and workers that were not
     up at the run's end: so it is a lower bound.
 
     Attributes:
         router: share of one core.
-        agent: share of one core, for the emulated device's agent with the highest; 0 if there is none.
-        cores: the highest share among the sets of cores that the router and agents compete for.
+        worker: share of one core, for the emulated device's worker with the highest; 0 if there is none.
+        cores: the highest share among the sets of cores that the router and workers compete for.
     """
 
     router: float
-    agent: float
+    worker: float
     cores: float
 
     @property
     def share(self) -> float:
         """The share of the scarcest of these."""
-        return max(self.router, self.agent, self.cores)
+        return max(self.router, self.worker, self.cores)
 
 
 class ServerClock(msgspec.Struct, frozen=True):
@@ -334,20 +336,20 @@ class RunRecord:
             due time); empty in simulation, which has no lag.
         downtimes: in the order in which servers went down.
         router_busy_ns: CPU time of the router's process, without polling for messages; 0 in simulation.
-        agents_busy_ns: CPU time of each server's agents (those that were up at the run's end), without polling for
+        agents_busy_ns: CPU time of each server's workers (those that were up at the run's end), without polling for
             messages; on a CPU device it includes the passes. Empty in simulation.
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
             measures the speed of its core; empty in simulation.
         background_load: that of the device with the most; None in simulation, and if it is unknown.
-        cpu: the use of the host's CPU by the router and agents; None in simulation.
-        agent_logs: on hardware, if `log` is kept, of every epoch that came up, by server and epoch.
-        router_costs, handovers, chores: samples from hardware of costs that simulation takes from profiles.
+        cpu: the use of the host's CPU by the router and workers; None in simulation.
+        worker_logs: on hardware, if `log` is kept, of every incarnation that came up, by server and incarnation.
+        router_costs, handovers, CPU work: samples from hardware of costs that simulation takes from profiles.
         clocks: at the end, for every server whose clock isn't the router's.
     """
 
     ended_ns: int
     requests: tuple[RequestRecord, ...]
-    blocks: tuple[BlockRecord, ...]
+    micro_batches: tuple[MicroBatchRecord, ...]
     batches: tuple[BatchRecord, ...]
     telemetry: tuple[TelemetryPoint, ...]
     servers: tuple[ServerTotals, ...]
@@ -358,14 +360,14 @@ class RunRecord:
     arrival_lags_ns: tuple[int, ...] = ()
     downtimes: tuple[Downtime, ...] = ()
     router_busy_ns: int = 0
-    agents_busy_ns: tuple[int, ...] = ()
+    workers_busy_ns: tuple[int, ...] = ()
     references: tuple[tuple[int, int, float], ...] = ()
     background_load: BackgroundLoad | None = None
     cpu: CpuUse | None = None
-    agent_logs: tuple[AgentLog, ...] = ()
+    worker_logs: tuple[WorkerLog, ...] = ()
     router_costs: tuple[RouterCost, ...] = ()
     handovers: tuple[Handover, ...] = ()
-    chores: tuple[ChoreCost, ...] = ()
+    cpu_work: tuple[CpuWorkCost, ...] = ()
     clocks: tuple[ServerClock, ...] = ()
 
 
@@ -481,7 +483,7 @@ class BatchTold(msgspec.Struct, frozen=True, array_like=True):
             the model's. 0 for other passes.
         ended_ns: when the scheduler received its end.
         load_ns: start and end of its instance's load.
-        arrivals: (block, when it arrived) of the blocks that were not reported before.
+        arrivals: (block, when it arrived) of the micro-batches that were not reported before.
     """
 
     batch: int
@@ -536,8 +538,8 @@ class ServerBook:
     def __init__(self, *, detail: bool = True) -> None:
         self.counts = ServerCounts()
         self._detail = detail
-        self._running: dict[tuple[int, int], _Running] = {}  # by (epoch, batch)
-        self._loads: dict[tuple[int, int], tuple[int, int]] = {}  # by (epoch, instance)
+        self._running: dict[tuple[int, int], _Running] = {}  # by (incarnation, batch)
+        self._loads: dict[tuple[int, int], tuple[int, int]] = {}  # by (incarnation, instance)
         self._arrivals: dict[int, int] = {}  # of unreported blocks
         self._of_command: dict[type, Callable[[Any, int], None]] = {
             RunBatch: self._note_command,
@@ -551,7 +553,7 @@ class ServerBook:
         }
         if detail:
             self._of_event |= {
-                BlockArrived: self._note_arrival,
+                MicroBatchArrived: self._note_arrival,
                 BatchStarted: self._note_start,
                 InstanceLoaded: self._note_loaded,
             }
@@ -567,29 +569,29 @@ class ServerBook:
         return batch
 
     def take_arrivals(self) -> tuple[tuple[int, int], ...]:
-        """Return (block, when it arrived) of the blocks not reported yet."""
+        """Return (block, when it arrived) of the micro-batches not reported yet."""
         arrivals = tuple(self._arrivals.items())
         self._arrivals.clear()
         return arrivals
 
     # ---------------------------------------------------------------------------------------------------- what happens
 
-    def _note_arrival(self, event: BlockArrived, now_ns: int) -> None:
-        self._arrivals[event.block.block] = now_ns
+    def _note_arrival(self, event: MicroBatchArrived, now_ns: int) -> None:
+        self._arrivals[event.micro_batch.micro_batch] = now_ns
 
     def _note_loaded(self, event: InstanceLoaded, now_ns: int) -> None:
-        instance = (event.epoch, event.instance)
+        instance = (event.incarnation, event.instance)
         began_ns, _ = self._loads.get(instance, (now_ns, now_ns))
         self._loads[instance] = (began_ns, now_ns)
 
     def _note_start(self, event: BatchStarted, now_ns: int) -> None:
-        running = self._running.get((event.epoch, event.batch))
+        running = self._running.get((event.incarnation, event.batch))
         if running is not None:
             running.started_ns = event.started_ns
 
     def _note_failure(self, event: BatchFailed, now_ns: int) -> None:
         """Count a batch none of whose images has passed its segment."""
-        self._running.pop((event.epoch, event.batch), None)
+        self._running.pop((event.incarnation, event.batch), None)
 
     def _note_death(self, event: ServerDown, now_ns: int) -> None:
         self._running.clear()
@@ -597,7 +599,7 @@ class ServerBook:
         self._arrivals.clear()
 
     def _note_end(self, event: BatchFinished, now_ns: int) -> BatchTold | None:
-        running = self._running.pop((event.epoch, event.batch), None)
+        running = self._running.pop((event.incarnation, event.batch), None)
         if running is None:
             return None
         command = running.command
@@ -625,14 +627,14 @@ class ServerBook:
     # --------------------------------------------------------------------------------------------------- its commands
 
     def _note_command(self, command: RunBatch, now_ns: int) -> None:
-        load_ns = self._loads.get((command.epoch, command.instance), (0, 0))
-        self._running[command.epoch, command.batch] = _Running(command, now_ns, now_ns, load_ns)
+        load_ns = self._loads.get((command.incarnation, command.instance), (0, 0))
+        self._running[command.incarnation, command.batch] = _Running(command, now_ns, now_ns, load_ns)
 
     def _note_load(self, command: LoadInstance, now_ns: int) -> None:
         self.counts.loads += 1
         if self._detail:
-            self._loads[command.epoch, command.instance] = (now_ns, now_ns)
+            self._loads[command.incarnation, command.instance] = (now_ns, now_ns)
 
     def _note_unload(self, command: UnloadInstance, now_ns: int) -> None:
         self.counts.unloads += 1
-        self._loads.pop((command.epoch, command.instance), None)
+        self._loads.pop((command.incarnation, command.instance), None)

@@ -11,7 +11,7 @@ Conventions
     server           0..N-1; `ROUTER` (-1) is the location of an image that no server holds yet
     *_ns             integer nanoseconds since the start of the run
     utilization      a share in [0, 1]
-    epoch            counts how often a server came up; an event of an earlier epoch is stale and is refused
+    incarnation            counts how often a server came up; an event of an earlier incarnation is stale and is refused
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ MAX_INSTANCES: Final = 62  # kinds that a `Residency` distinguishes: its bits ar
 
 
 class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
-    """What must agree for two requests to share a block: their place, and the location of their activations.
+    """What must agree for two requests to share a micro-batch: their place, and the location of their activations.
 
-    `location` is `ANYWHERE` under `block_key: any`, when a block may mix locations. `service_class` is the index of
-    their class in `RouterConfig.classes`; 0 if there are none.
+    `location` is `ANYWHERE` under `micro_batch_key: any`, when a micro-batch may mix locations. `service_class` is the
+    index of their class in `RouterConfig.classes`; 0 if there are none.
     """
 
     segment: int
@@ -95,30 +95,31 @@ class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 ANYWHERE: Final = -2
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True):
+class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
     """A micro-batch that one decision sent to one server; its id is the decision's."""
 
-    block: int
+    micro_batch: int
     server: int
-    epoch: int
+    incarnation: int
     key: WorkKey
     requests: tuple[int, ...]
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """A router's decision for a block: the server, the width and the group size (Eq. 2-4)."""
+    """A router's decision for a micro-batch: the server, the width and the group size (Eq. 2-4)."""
 
     server: int
     width: float
-    group: int
+    micro_batch_size: int
 
 
-class Hold(msgspec.Struct, frozen=True, array_like=True):
-    """The alternative decision: the candidates wait, and so do requests that join their line.
+class BatchingDelay(msgspec.Struct, frozen=True, array_like=True):
+    """The alternative decision: the candidates wait, and so do requests that join their per-key queue.
 
     Attributes:
-        requests: the hold ends at this length of the line: more than the view's candidates, at most the largest group.
-        wait_ns: the longest hold, above 0.
+        requests: the batching delay ends at this length of the per-key queue: more than the view's candidates, at most
+            the largest micro-batch.
+        wait_ns: the longest batching delay, above 0.
     """
 
     requests: int
@@ -129,11 +130,11 @@ class ServerView(msgspec.Struct, frozen=True, array_like=True):
     """The router's knowledge of one server at a decision.
 
     Attributes:
-        valid: up, below its cap of outstanding blocks, able to run at least one width of the head's segment, and not to
-            be drained, unless no other server that is up could take it.
+        valid: up, below its cap of outstanding micro-batches, able to run at least one width of the head's segment, and
+            not to be drained, unless no other server that is up could take it.
         widths: for each width of the set, whether this server can hold an instance of the head's segment at it.
         outstanding_requests: sent there and not returned (queued, running or in transfer): q_i of Eq. 1.
-        outstanding_blocks: the same, in blocks.
+        outstanding_micro_batches: the same, in micro-batches.
         outstanding: the same by work key.
         utilization, power_w, vram_used_bytes: the last report's; P_i and U_i of Eq. 1.
         loaded: for each width of the set, whether an instance of the head's segment at it was loaded there, by the last
@@ -144,7 +145,7 @@ class ServerView(msgspec.Struct, frozen=True, array_like=True):
     valid: bool
     widths: tuple[bool, ...]
     outstanding_requests: int
-    outstanding_blocks: int
+    outstanding_micro_batches: int
     outstanding: Mapping[WorkKey, int]
     utilization: float
     power_w: float
@@ -154,14 +155,15 @@ class ServerView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot taken at the start of a decision; the candidate block is frozen with it.
+    """A snapshot taken at the start of a decision; the candidate micro-batch is frozen with it.
 
     Attributes:
-        head: the key of the candidate block (that of the FIFO's oldest request).
-        candidates: the size of the largest group possible now.
+        head: the key of the candidate micro-batch (that of the FIFO's oldest request).
+        candidates: the size of the largest micro-batch possible now.
         head_entered_ns: when the oldest candidate entered the FIFO.
         fifo_length, completed: q_fifo and c_done of Eq. 1.
-        hold_left_ns: the longest hold of the candidates possible now; 0 if `Hold` is not allowed.
+        batching_delay_left_ns: the longest batching delay of the candidates possible now; 0 if `BatchingDelay` is not
+            allowed.
         accuracy_sum: the sum of the accuracy table's values for the completed width tuples; 0 without a table.
         goal_floor: the operator's floor of mean accuracy now; 0 for none.
         late: number of images completed later than the limit of p99 latency then in force, or failed under one.
@@ -181,7 +183,7 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
     fifo_length: int
     completed: int
     servers: tuple[ServerView, ...]
-    hold_left_ns: int = 0
+    batching_delay_left_ns: int = 0
     accuracy_sum: float = 0.0
     goal_floor: float = 0.0
     late: int = 0
@@ -209,19 +211,19 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=True):
     choice: Choice
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The policy has answered a `Decide` with a hold."""
+class Delayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The policy has answered a `Decide` with a batching delay."""
 
     decision: int
-    hold: Hold
+    batching_delay: BatchingDelay
 
 
-class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class BatchingDelayRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From now on each new line waits automatically, without a decision: by segment, for how many and how long.
 
     Attributes:
-        requests: (S,) length of the line that ends a hold; 1 for no hold.
-        wait_ns: (S,) longest hold; 0 for no hold.
+        requests: (S,) length of the per-key queue that ends a batching delay; 1 for no batching delay.
+        wait_ns: (S,) longest batching delay; 0 for no batching delay.
         arrivals_ns: (S,) raises `requests` to the number of images that arrive within this time, at the rate seen; or
             empty.
     """
@@ -272,10 +274,10 @@ class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ServerDraining(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on a server is drained: it gets no new block; or (False) it gets blocks again.
+    """From now on a server is drained: it gets no new micro-batch; or (False) it gets blocks again.
 
-    The operator asks for it, so it outlives the server's epochs. If no other server that is up can hold the segment of
-    a block, a server to be drained still takes it, so that no request waits forever.
+    The operator asks for it, so it outlives the server's incarnations. If no other server that is up can hold the
+    segment of a micro-batch, a server to be drained still takes it, so that no request waits forever.
     """
 
     server: int
@@ -283,9 +285,9 @@ class ServerDraining(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class TransferStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Activations (or images) of a block began to move."""
+    """Activations (or images) of a micro-batch began to move."""
 
-    block: int
+    micro_batch: int
     source: int
     destination: int
     requests: tuple[int, ...]
@@ -294,7 +296,7 @@ class TransferStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class TransferFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The activations arrived: their location is now the destination."""
 
-    block: int
+    micro_batch: int
     source: int
     destination: int
     requests: tuple[int, ...]
@@ -303,7 +305,7 @@ class TransferFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class TransferFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The activations could not be moved; they are still at the source unless the source is what failed."""
 
-    block: int
+    micro_batch: int
     source: int
     destination: int
     requests: tuple[int, ...]
@@ -318,7 +320,7 @@ class RequestsReturned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
     server: int
-    epoch: int
+    incarnation: int
     requests: tuple[int, ...]
     segment: int
     width: float
@@ -330,7 +332,7 @@ class RequestsRejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A server could not run these; their inputs are still at that server."""
 
     server: int
-    epoch: int
+    incarnation: int
     requests: tuple[int, ...]
     reason: str
 
@@ -345,7 +347,7 @@ class ServerReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Telemetry as the router receives it: sampled then, received now. `residency` is that at forwarding."""
 
     server: int
-    epoch: int
+    incarnation: int
     sampled_ns: int
     received_ns: int
     queue_length: int
@@ -366,15 +368,15 @@ class ServerDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A server failed: its instances, queue and activations are lost."""
 
     server: int
-    epoch: int
+    incarnation: int
     reason: str
 
 
 class ServerUp(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A server is (again) in service, empty, in a new epoch."""
+    """A server is (again) in service, empty, in a new incarnation."""
 
     server: int
-    epoch: int
+    incarnation: int
 
 
 class StragglerStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -393,16 +395,16 @@ class StragglerEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # ------------------------------------------------------------------------------------ events into a greedy scheduler
 
 
-class BlockArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A block and all its inputs are at the server."""
+class MicroBatchArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A micro-batch and all its inputs are at the server."""
 
-    block: Block
+    micro_batch: MicroBatch
 
 
 class InstanceLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`LoadInstance` is done; `vram_bytes`: what the device really allocated, 0 if it is as the knobs specify."""
+    """`LoadInstance` is done; `vram_bytes`: what the device really allocated, 0 if it is as the parameters specify."""
 
-    epoch: int
+    incarnation: int
     instance: int
     vram_bytes: int = 0
 
@@ -410,7 +412,7 @@ class InstanceLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`LoadInstance` failed; nothing of it is left in memory."""
 
-    epoch: int
+    incarnation: int
     instance: int
     reason: str
 
@@ -418,14 +420,14 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class InstanceUnloaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`UnloadInstance` is done: its memory is free."""
 
-    epoch: int
+    incarnation: int
     instance: int
 
 
 class BatchStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The forward pass of a batch began at `started_ns` (a driver may learn of it only when it has ended)."""
 
-    epoch: int
+    incarnation: int
     batch: int
     started_ns: int
 
@@ -438,7 +440,7 @@ class BatchFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
     be detected `late_ns` after that.
     """
 
-    epoch: int
+    incarnation: int
     batch: int
     failed: tuple[int, ...] = ()
     reason: str = ""
@@ -449,7 +451,7 @@ class BatchFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class BatchFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A batch broke; its inputs are still at the server."""
 
-    epoch: int
+    incarnation: int
     batch: int
     reason: str
 
@@ -460,7 +462,7 @@ class TelemetrySampled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     `queue_length` counts the requests that waited or ran when it was sampled.
     """
 
-    epoch: int
+    incarnation: int
     sampled_ns: int
     received_ns: int
     utilization: float
@@ -483,12 +485,13 @@ class Decide(msgspec.Struct, frozen=True, array_like=True, tag=True):
     view: ClusterView
 
 
-class HoldBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The hold of a decision has begun; nothing is to be done. Its credit is that of the oldest request's next block.
+class BatchingDelayBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The batching delay of a decision has begun; nothing is to be done. Its credit is that of the oldest request's
+    next micro-batch.
 
     Attributes:
-        request: the oldest one in the hold, and `entered_ns`, when it entered the FIFO.
-        until_ns: when the hold ends, if nothing ends it earlier.
+        request: the oldest one in the batching delay, and `entered_ns`, when it entered the FIFO.
+        until_ns: when the batching delay ends, if nothing ends it earlier.
     """
 
     decision: int
@@ -497,13 +500,13 @@ class HoldBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
     until_ns: int
 
 
-class SendBlock(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Bring these requests' inputs to the block's server, then hand the block to its scheduler.
+class SendMicroBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Bring these requests' inputs to the micro-batch's server, then hand the micro-batch to its scheduler.
 
     `moves` lists (source, requests) for those that are elsewhere, in order of the source.
     """
 
-    block: Block
+    micro_batch: MicroBatch
     moves: tuple[tuple[int, tuple[int, ...]], ...]
 
 
@@ -524,8 +527,8 @@ class RequestFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     retries: int
 
 
-class BlockFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The last member of a block has returned: the decision gets its credit.
+class MicroBatchFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The last member of a micro-batch has returned: the decision gets its credit.
 
     Attributes:
         entered_ns: when each member entered the FIFO for this segment.
@@ -559,7 +562,7 @@ class ReleaseActivations(msgspec.Struct, frozen=True, array_like=True, tag=True)
 class LoadInstance(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Load a segment's weights at this width into device memory (charged from now on)."""
 
-    epoch: int
+    incarnation: int
     instance: int
     segment: int
     width: float
@@ -568,7 +571,7 @@ class LoadInstance(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class UnloadInstance(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Free an idle instance (its memory counts as used until `InstanceUnloaded`)."""
 
-    epoch: int
+    incarnation: int
     instance: int
 
 
@@ -579,7 +582,7 @@ class RunBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     device sees, at least `len(requests)`.
     """
 
-    epoch: int
+    incarnation: int
     batch: int
     instance: int
     requests: tuple[int, ...]
@@ -592,7 +595,7 @@ class RunBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class ReturnRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Return these requests to the router: they have passed `segment` at `width`; their activations stay here."""
 
-    epoch: int
+    incarnation: int
     requests: tuple[int, ...]
     segment: int
     width: float
@@ -602,7 +605,7 @@ class ReturnRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class RejectRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Return these requests to the router: they could not run here."""
 
-    epoch: int
+    incarnation: int
     requests: tuple[int, ...]
     reason: str
 
@@ -610,8 +613,8 @@ class RejectRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
 RouterEvent = (
     RequestArrived
     | Decided
-    | Held
-    | HoldRule
+    | Delayed
+    | BatchingDelayRule
     | GoalSet
     | OwnLimit
     | ModelChanged
@@ -630,9 +633,17 @@ RouterEvent = (
     | StragglerEnded
     | RouterTimer
 )
-RouterCommand = Decide | HoldBegun | SendBlock | RequestCompleted | RequestFailed | BlockFinished | ReleaseActivations
+RouterCommand = (
+    Decide
+    | BatchingDelayBegun
+    | SendMicroBatch
+    | RequestCompleted
+    | RequestFailed
+    | MicroBatchFinished
+    | ReleaseActivations
+)
 ServerEvent = (
-    BlockArrived
+    MicroBatchArrived
     | InstanceLoaded
     | LoadFailed
     | InstanceUnloaded

@@ -6,9 +6,10 @@ one on the reference). They observe and are paid the same, bit for bit. `scenari
 one; `changes={"workload.rate_img_s": 600}` are other values than its own. `duration_s` is the length of an episode,
 `training.horizon_s` of the scenario by default; `engine` of a single one is `simpy` or `compiled`.
 
-An action is (server, width index, group index). What is masked is replaced by the nearest that is allowed: `info` has
-`server_mask` and `width_mask` before, and `replaced` after. `action_masks()` has them in one row, as sb3-contrib's
-`MaskablePPO` asks for it. With `holds_s=[0.002, 0.01]` a fourth index waits so long for others to join (0: does not).
+An action is (server, width index, micro-batch size index). What is masked is replaced by the nearest that is allowed:
+`info` has `server_mask` and `width_mask` before, and `replaced` after. `action_masks()` has them in one row, as
+sb3-contrib's `MaskablePPO` asks for it. With `batching_delays_s=[0.002, 0.01]` a fourth index waits so long for others
+to join (0: does not).
 
 When an episode ends, `info["figures"]` has the figures of its run: `accuracy`, `latency_mean_s`, `latency_p99_s`,
 `energy_per_image_j`, `energy_j`, `throughput_img_s`, `completed_share`, over all its images; and `replaced_share`, the
@@ -66,15 +67,15 @@ def make_env(
     scenario: str | Path,
     duration_s: float | None = None,
     engine: Simulator = "simpy",
-    holds_s: Sequence[float] = (),
+    batching_delays_s: Sequence[float] = (),
     changes: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
 ) -> SlimClusterEnv:
-    """Make an environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
+    """Make an environment for a scenario whose profiles and accuracy are known (a run folder may delay them).
 
-    With `holds_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.max_batching_delay_s` must be as
-    long. `changes` are other values than the file's (`scenarios.files.scenario_reading.load_scenario`). Nothing is
-    drawn.
+    With `batching_delays_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.max_batching_delay_s`
+    must be as long. `changes` are other values than the file's (`scenarios.files.scenario_reading.load_scenario`).
+    Nothing is drawn.
 
     Raises:
         InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
@@ -87,11 +88,11 @@ def make_env(
         raise InputError(ID, "engine", f"{engine!r}; {nearest(str(engine), get_args(Simulator))}")
     if engine == "compiled":
         _tell_compiling("sim.compiled.event_loop", "run_cluster")
-    return world_env(_world(scenario, changes), duration_s, engine, holds_s)
+    return world_env(_world(scenario, changes), duration_s, engine, batching_delays_s)
 
 
 def world_env(
-    world: World, duration_s: float | None = None, engine: Simulator = "simpy", holds_s: Sequence[float] = ()
+    world: World, duration_s: float | None = None, engine: Simulator = "simpy", batching_delays_s: Sequence[float] = ()
 ) -> SlimClusterEnv:
     """Make an environment for a world; each episode is one run of `duration_s` (the training horizon by default).
 
@@ -102,7 +103,7 @@ def world_env(
 
     limits_w = tuple(profile.power.cap_w for profile in world.profiles)
     simulate = partial(_simulated, world, _plan(world, duration_s), engine)
-    return SlimClusterEnv(simulate, ObservationSpec(limits_w), holds_s, figures_of)
+    return SlimClusterEnv(simulate, ObservationSpec(limits_w), batching_delays_s, figures_of)
 
 
 def _simulated(world: World, plan: Callable[[int], RunSpec], engine: Simulator, seed: int) -> Run:
@@ -113,7 +114,7 @@ def make_vector_env(
     scenario: str | Path,
     num_envs: int = 1,
     duration_s: float | None = None,
-    holds_s: Sequence[float] = (),
+    batching_delays_s: Sequence[float] = (),
     changes: Mapping[str, Any] | None = None,
     render_mode: str | None = None,
 ) -> SlimClusterVectorEnv:
@@ -131,7 +132,7 @@ def make_vector_env(
     world = _world(scenario, changes)
     plan = _plan(world, duration_s)
     _tell_compiling("sim.compiled.vector_env", "step_clusters")
-    return SlimClusterVectorEnv(world.cluster, plan, num_envs, holds_s, figures_of)
+    return SlimClusterVectorEnv(world.cluster, plan, num_envs, batching_delays_s, figures_of)
 
 
 def _require_undrawn(render_mode: str | None) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from policies.interfaces import RewardTerms
 from policies.observation import ObservationSpec, Waits, masks
 from policies.run_records import RunColumns
-from policies.vocabulary import Choice, ClusterView, Decide, Hold
+from policies.vocabulary import BatchingDelay, Choice, ClusterView, Decide
 from sim.simulated_cluster import ClusterSpec, RunSpec
 
 Observation = NDArray[np.float32]
@@ -37,12 +37,12 @@ class Run(Protocol):
         """Run to the next decision; return None when the run has ended."""
         ...
 
-    def decide(self, choice: Choice | Hold) -> None:
+    def decide(self, choice: Choice | BatchingDelay) -> None:
         """Answer the pending decision."""
         ...
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """Return (decision, reward) of the blocks that have ended since the last call."""
+        """Return (decision, reward) of the micro-batches that have ended since the last call."""
         ...
 
     def columns(self) -> RunColumns:
@@ -58,14 +58,15 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     """One step is one routing decision.
 
     Observation: Eq. 1, float32 of shape (2 + 3 N,), scaled as in `policies.observation`.
-    Action: (server, width index, group index), MultiDiscrete (N, W, G). A masked choice is replaced by a legal one (the
-        first valid server; the nearest width that it holds), and `info["replaced"]` is set.
-    Reward: the sum of Eq. 7 over the blocks that ended since the last step. `info["credits"]` lists them as
-        (decision id, reward): the credit belongs to the decision that made the block.
+    Action: (server, width index, micro-batch size index), MultiDiscrete (N, W, G). A masked choice is replaced by a
+        legal one (the first valid server; the nearest width that it holds), and `info["replaced"]` is set.
+    Reward: the sum of Eq. 7 over the micro-batches that ended since the last step. `info["credits"]` lists them as
+        (decision id, reward): the credit belongs to the decision that made the micro-batch.
     Info: `decision` (the id of the pending decision), `server_mask` (N,), `width_mask` (N, W), bool.
-    Holds: with `holds_s`, H waits in seconds, an action has a fourth index: 0 for no hold, k holds the candidates until
-        the next larger group is full, for `holds_s[k - 1]` at most; the other three are then ignored. `info` has
-        `hold_mask` (1 + H,), bool; a masked hold is replaced by none.
+    Batching delays: with `batching_delays_s`, H waits in seconds, an action has a fourth index: 0 for no batching
+        delay, k delays the candidates until the next larger micro-batch is full, for `batching_delays_s[k - 1]` at
+        most; the other three are then ignored. `info` has `batching_delay_mask` (1 + H,), bool; a masked hold is
+        replaced by none.
     Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates otherwise. The last
         `info` has `figures`, a dictionary of floats: the result of the argument of that name, and `replaced_share`, the
         share of the episode's actions that were masked and replaced.
@@ -77,7 +78,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         self,
         simulate: Callable[[int], Run],
         observation: ObservationSpec,
-        holds_s: Sequence[float] = (),
+        batching_delays_s: Sequence[float] = (),
         figures: Figures = lambda spec, columns: {},
     ) -> None:
         self._simulate = simulate
@@ -85,11 +86,11 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         self._simulation: Run | None = None  # None until it begins: it could not be pickled
         self._steps = self._replaced = 0
         config = simulate(0).cluster.router
-        self._widths, self._groups = config.widths, config.groups
+        self._widths, self._micro_batch_sizes = config.widths, config.micro_batch_sizes
         self.observation_space = gymnasium.spaces.Box(0.0, 50.0, (observation.size,), np.float32)  # log1p, shares
-        self._waits = Waits.within(holds_s, config)
-        holds = (self._waits.choices,) if holds_s else ()
-        self._choices = (config.servers, len(self._widths), len(self._groups), *holds)
+        self._waits = Waits.within(batching_delays_s, config)
+        batching_delays = (self._waits.choices,) if batching_delays_s else ()
+        self._choices = (config.servers, len(self._widths), len(self._micro_batch_sizes), *batching_delays)
         self.action_space = gymnasium.spaces.MultiDiscrete(list(self._choices))
 
     def reset(
@@ -131,7 +132,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         info["decision"] = request.decision
         info["server_mask"], info["width_mask"] = masks(request.view)
         if self._waits.choices:
-            info["hold_mask"] = self._waits.mask(request.view)
+            info["batching_delay_mask"] = self._waits.mask(request.view)
         return self._observer.observe(request.view), info
 
     def _figures_of(self, simulation: Run) -> dict[str, float]:
@@ -139,7 +140,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         return {**self._figures(simulation.spec, simulation.columns()), "replaced_share": share}
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return the action masks, part by part: (N + W + G,) bool, or (N + W + G + 1 + H,) with `holds_s`.
+        """Return the action masks, part by part: (N + W + G,) bool, or (N + W + G + 1 + H,) with `batching_delays_s`.
 
         sb3-contrib's `MaskablePPO` calls it by this name. A width is allowed if any valid server holds it; with a
         server that lacks it, the nearest held width still replaces it. All is allowed if no decision is pending.
@@ -148,8 +149,10 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
             return np.ones(sum(self._choices), np.bool_)
         view = request.view
         servers, widths = masks(view)
-        holds = [self._waits.mask(view)] if self._waits.choices else []
-        return np.concatenate([servers, widths[servers].any(axis=0), np.ones(len(self._groups), np.bool_), *holds])
+        batching_delays = [self._waits.mask(view)] if self._waits.choices else []
+        return np.concatenate(
+            [servers, widths[servers].any(axis=0), np.ones(len(self._micro_batch_sizes), np.bool_), *batching_delays]
+        )
 
     def _parts(self, action: Action) -> tuple[int, ...]:
         try:
@@ -158,19 +161,19 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
             parts = ()
         is_one = len(parts) == len(self._choices)
         if not is_one or not all(0 <= part < most for part, most in zip(parts, self._choices, strict=True)):
-            names = ("server", "width index", "group index", "hold")[: len(self._choices)]
+            names = ("server", "width index", "group index", "batching_delay")[: len(self._choices)]
             allowed = f"({', '.join(names)}), whole numbers from 0 and below {self._choices}"
             raise ValueError(f"action {np.asarray(action).tolist()}: allowed are {allowed}")
         return parts
 
-    def _legal(self, view: ClusterView, action: Action) -> tuple[Choice | Hold, bool]:
-        server, width, group, *hold = self._parts(action)
-        if any(hold) and self._waits.may(view):
-            return self._waits.hold(hold[0], view), False
+    def _legal(self, view: ClusterView, action: Action) -> tuple[Choice | BatchingDelay, bool]:
+        server, width, micro_batch_size, *batching_delay = self._parts(action)
+        if any(batching_delay) and self._waits.may(view):
+            return self._waits.batching_delay(batching_delay[0], view), False
         legal = server
         if not view.servers[server].valid:
             legal = next(number for number, state in enumerate(view.servers) if state.valid)
         held = [number for number, is_held in enumerate(view.servers[legal].widths) if is_held]
         nearest = min(held, key=lambda number: (abs(number - width), number))
-        choice = Choice(legal, self._widths[nearest], self._groups[group])
-        return choice, (legal, nearest) != (server, width) or any(hold)
+        choice = Choice(legal, self._widths[nearest], self._micro_batch_sizes[micro_batch_size])
+        return choice, (legal, nearest) != (server, width) or any(batching_delay)

@@ -1,4 +1,4 @@
-"""The interpolation between measured batch sizes, and the physics of one device as pure equations.
+"""The interpolation between measured batch sizes, and the device model of one device as pure equations.
 
 Interpolation: solo latency by a monotone curve (`interpolate_latency_s`), all other numbers linearly
 (`interpolate_linear`). Both the fit and the simulator's tables call these functions, so the tested curves are the
@@ -223,9 +223,11 @@ def total_load(
     present = set(processes)
     if hosted or len(present) < 2:
         return max(sum(demands), sum(hosts)), len(present) > 1
-    groups = [[index for index, process in enumerate(processes) if process == own] for own in sorted(present)]
-    host = max(sum(hosts[index] for index in members) for members in groups)
-    turns = sum(min(whole, sum(busy[index] for index in members)) for members in groups)
+    micro_batch_sizes = [
+        [index for index, process in enumerate(processes) if process == own] for own in sorted(present)
+    ]
+    host = max(sum(hosts[index] for index in members) for members in micro_batch_sizes)
+    turns = sum(min(whole, sum(busy[index] for index in members)) for members in micro_batch_sizes)
     return max(sum(demands), host, turns), True
 
 

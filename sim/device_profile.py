@@ -279,9 +279,9 @@ class Link(StrictModel):
 
 
 class WorkCost(StrictModel):
-    """The mean CPU time of work with images: `block_s + image_s * images`."""
+    """The mean CPU time of work with images: `micro_batch_s + image_s * images`."""
 
-    block_s: Cost
+    micro_batch_s: Cost
     image_s: Cost
 
 
@@ -302,9 +302,9 @@ class RouterHost(StrictModel):
     """The CPU time of the router's process, which does one thing at a time.
 
     Attributes:
-        decision: a decision, the sending of its block, and the bookkeeping after it.
+        decision: a decision, the sending of its micro-batch, and the bookkeeping after it.
         returned: a message that returns requests.
-        sent_share: the part of a decision's cost until its block is sent.
+        sent_share: the part of a decision's cost until its micro-batch is sent.
         received_share: the part of a message's cost until its requests are back.
         spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty if only the mean is
             known.
@@ -330,7 +330,7 @@ class HandoverTimes(StrictModel):
     """The mean times between the router's process and a server's, without other traffic.
 
     Attributes:
-        there_s: from when a block's inputs are at its server until its scheduler has it.
+        there_s: from when a micro-batch's inputs are at its server until its scheduler has it.
         back_s: from the scheduler's return of requests until the message is at the router's process.
     """
 
@@ -346,13 +346,13 @@ class BusyServing(StrictModel):
     back_s: Cost
 
 
-class Chores(StrictModel):
+class CpuWork(StrictModel):
     """The work of a server's process besides its passes, on the computing cores: CPU time at the device's full speed.
 
-    Chores have priority over passes, which stop meanwhile, and run one after the other.
+    CPU work have priority over passes, which stop meanwhile, and run one after the other.
 
     Attributes:
-        taken: receiving a block.
+        taken: receiving a micro-batch.
         taken_after_pause: factors on that if no pass has run for at least each of `PAUSES_S`.
         moved: copying activations to another server.
         begun: work of a batch, from its command until its pass begins.
@@ -404,8 +404,8 @@ class Profile(StrictModel):
             scheduler, on average; it occupies the instance.
         router_host: costs of the router's process on this host, if measured.
         handover: times between that process and a server's, if measured.
-        fetch_s: lower bound of the time from when a block is sent until activations of another server are at its own:
-            that server's process is asked, writes them, and answers.
+        fetch_s: lower bound of the time from when a micro-batch is sent until activations of another server are at its
+            own: that server's process is asked, writes them, and answers.
         served_extra_s, served_extra_share, served_extra_per_byte_s: device time of a served pass beyond its solo pass,
             if measured: constant, as a share of that, and for each byte of the instance's weights, which come from
             memory and not from a cache.
@@ -413,7 +413,7 @@ class Profile(StrictModel):
         served_ratios: quantiles, in equal parts, of times of served passes at full speed, over the model's time from
             all of the above and the calibrated mean; they replace `jitter`. Empty if not measured.
         busy_serving: times of serving while passes run, if measured; otherwise they are the same.
-        chores: other work of a server's process on a CPU device's cores, if measured.
+        CPU work: other work of a server's process on a CPU device's cores, if measured.
         slowdown: the variation of the device's speed; None if it was not measured.
         made_with: settings of the calibration, in words; None if unknown.
         padded_sizes: the only batch sizes on the device, ascending: a batch is padded to the next of them. Every
@@ -443,7 +443,7 @@ class Profile(StrictModel):
     extra_after_pause_s: Annotated[tuple[NonNegative, ...], Field(min_length=_PAUSES, max_length=_PAUSES)] | None = None
     served_ratios: tuple[Positive, ...] = ()
     busy_serving: BusyServing | None = None
-    chores: Chores | None = None
+    cpu_work: CpuWork | None = None
     padded_sizes: tuple[Count, ...] = ()
     beside_load: Annotated[float, Field(ge=1)] = 1.0
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)

@@ -24,7 +24,7 @@ from sim.device_profile import (
     PAUSES_S,
     PROCESSES,
     BusyServing,
-    Chores,
+    CpuWork,
     HandoverTimes,
     LatencyCurve,
     Profile,
@@ -85,10 +85,10 @@ class InstanceTable:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoreTable:
-    """CPU time, in nanoseconds: (of a block or batch, of each of its images). See `sim.device_profile.Chores`.
+class CpuWorkTable:
+    """CPU time, in nanoseconds: (of a micro-batch or batch, of each of its images). See `sim.device_profile.CpuWork`.
 
-    `taken` is indexed by the number of the pause since the last pass. See `sim.device_profile.Chores` for the slice.
+    `taken` is indexed by the number of the pause since the last pass. See `sim.device_profile.CpuWork` for the slice.
     """
 
     taken: tuple[tuple[int, int], ...]
@@ -113,10 +113,10 @@ class DeviceTables:
         busy_dispatch_ns, busy_there_ns, busy_back_ns: the same while some pass runs on the device.
         extra_ns: addition to a pass by the number of the pause before it.
         awake_mw, awake_ns: the device's power above idle while nothing runs, and its duration after the last pass.
-        chores: work of a server's process on the device's cores besides passes; none on a GPU.
+        CPU work: work of a server's process on the device's cores besides passes; none on a GPU.
         beside_load: the factor on times of passes while an instance is loaded on the device.
         fetch_ns: lower bound of the time to get activations of another server.
-        chores_mw, chores_permille: power and utilization of the device during chores, if no pass runs.
+        chores_mw, chores_permille: power and utilization of the device during CPU work, if no pass runs.
     """
 
     name: str
@@ -150,10 +150,10 @@ class DeviceTables:
     utilization_window: int  # in periods
     padded_sizes: tuple[int, ...]
     extra_ns: tuple[int, ...] = (0,) * (len(PAUSES_S) + 1)
-    chores: ChoreTable | None = None
+    cpu_work: CpuWorkTable | None = None
     fetch_ns: int = 0
-    chores_mw: float = 0.0
-    chores_permille: int = 0
+    cpu_work_mw: float = 0.0
+    cpu_work_permille: int = 0
     beside_load: float = 1.0
 
 
@@ -202,7 +202,7 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
     busy = profile.busy_serving or BusyServing(
         dispatch_s=profile.dispatch_s, there_s=handover.there_s, back_s=handover.back_s
     )
-    chores = profile.chores
+    cpu_work = profile.cpu_work
     idle_w = power.context_idle_w
     core_share = 1 / cores_of(profile)
     return DeviceTables(
@@ -231,10 +231,10 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         busy_there_ns=nanoseconds(busy.there_s),
         busy_back_ns=nanoseconds(busy.back_s),
         extra_ns=_in_ns((0.0, *(profile.extra_after_pause_s or (0.0,) * len(PAUSES_S)))),
-        chores=None if chores is None else _chore_table(chores),
+        cpu_work=None if cpu_work is None else _cpu_work_table(cpu_work),
         fetch_ns=nanoseconds(profile.fetch_s),
-        chores_mw=0.0 if chores is None else 1000 * (idle_w + core_share * (power.cap_w - idle_w)),
-        chores_permille=0 if chores is None else round(1000 * core_share),
+        cpu_work_mw=0.0 if cpu_work is None else 1000 * (idle_w + core_share * (power.cap_w - idle_w)),
+        cpu_work_permille=0 if cpu_work is None else round(1000 * core_share),
         context_idle_mw=power.context_idle_w * 1000,
         awake_mw=power.awake_surplus_w * 1000,
         awake_ns=nanoseconds(power.awake_s) if power.awake_surplus_w > 0 else 0,
@@ -256,15 +256,15 @@ def cores_of(profile: Profile) -> int:
     return len(cores.split(",")) if cores != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
 
 
-def _chore_table(chores: Chores) -> ChoreTable:
+def _cpu_work_table(cpu_work: CpuWork) -> CpuWorkTable:
     def in_ns(cost: WorkCost) -> tuple[int, int]:
-        return nanoseconds(cost.block_s), nanoseconds(cost.image_s)
+        return nanoseconds(cost.micro_batch_s), nanoseconds(cost.image_s)
 
-    block_ns, image_ns = in_ns(chores.taken)
-    factors = (1.0, *chores.taken_after_pause)
-    taken = tuple((round(factor * block_ns), round(factor * image_ns)) for factor in factors)
-    costs_ns = in_ns(chores.moved), in_ns(chores.begun), in_ns(chores.ended)
-    return ChoreTable(taken, *costs_ns, nanoseconds(chores.slice_s))
+    micro_batch_ns, image_ns = in_ns(cpu_work.taken)
+    factors = (1.0, *cpu_work.taken_after_pause)
+    taken = tuple((round(factor * micro_batch_ns), round(factor * image_ns)) for factor in factors)
+    costs_ns = in_ns(cpu_work.moved), in_ns(cpu_work.begun), in_ns(cpu_work.ended)
+    return CpuWorkTable(taken, *costs_ns, nanoseconds(cpu_work.slice_s))
 
 
 def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
             "beside_load": 1.0,  # these four were of a host: the emulating host has its own
             "extra_after_pause_s": None,
             "busy_serving": None,
-            "chores": None,
+            "cpu_work": None,
             "latency": tuple(_slower_curve(curve, slowdown) for curve in profile.latency),
             "memory": profile.memory.model_copy(
                 update={"instances": tuple(_slower_instance(cost, slowdown) for cost in profile.memory.instances)}
@@ -119,7 +119,7 @@ class _Integrals(msgspec.Struct, frozen=True):
 
 
 class DeviceModel:
-    """The device model behind `hw.agent.emulated_lanes`. Times increase from call to call."""
+    """The device model behind `hw.worker.emulated_lanes`. Times increase from call to call."""
 
     def __init__(self, emulation: Emulation) -> None:
         profile = Profile.from_yaml(emulation.profile, "the profile of an emulated device")
@@ -145,7 +145,7 @@ class DeviceModel:
     def _set_off(self, now_ns: int, seed: int) -> None:
         self._jitter_salt = derived_seed(seed, JITTER)
         spells_salt = derived_seed(seed, f"pace:{self._server}")
-        self._physics = SimulatedDevice(self._tables)
+        self._device_model = SimulatedDevice(self._tables)
         self._origin_ns = now_ns
         self._starts: list[_Planned] = []
         self._began_ns: dict[int, int] = {}
@@ -170,7 +170,7 @@ class DeviceModel:
     def impair(self, impairment: Impairment, now_ns: int) -> None:
         """Set an impairment: running batches become slow at once, later ones run in parts."""
         self._impairment = impairment
-        self._physics.straggle(_ONLY, impairment.slow_factor, now_ns - self._origin_ns)
+        self._device_model.straggle(_ONLY, impairment.slow_factor, now_ns - self._origin_ns)
         self._remember(now_ns - self._origin_ns)
 
     def advance(self, now_ns: int) -> list[tuple[int, int, int, bool]]:
@@ -195,7 +195,7 @@ class DeviceModel:
                 ended.append(self._end(at_ns))
             else:
                 assert self._spell is not None, "it was due"
-                self._physics.set_slowdown(self._spell[1], at_ns)
+                self._device_model.set_slowdown(self._spell[1], at_ns)
                 self._spell = next(self._spells, None)
             self._remember(at_ns)
         return ended
@@ -203,7 +203,7 @@ class DeviceModel:
     @property
     def next_ns(self) -> int | None:
         """The time at which `advance` has something to do whose result is awaited."""
-        due = self._due() if self._starts or self._physics.running else None
+        due = self._due() if self._starts or self._device_model.running else None
         return None if due is None else self._origin_ns + due[0]
 
     def _due(self) -> tuple[int, int] | None:
@@ -211,7 +211,7 @@ class DeviceModel:
         due = []
         if self._starts:
             due.append((self._starts[0].at_ns, _START))
-        if (running := self._physics.next_end()) is not None:
+        if (running := self._device_model.next_end()) is not None:
             due.append((running.end_ns, _END))
         if self._spell is not None:
             due.append((self._spell[0], _SPELL))
@@ -227,13 +227,13 @@ class DeviceModel:
         work_ns = sum(solo_ns(table, size, self._jitter_salt, self._server, planned.batch) for size in sizes)
         self._began_ns[planned.batch] = planned.at_ns
         running = RunningBatch(_ONLY, planned.batch, table, sizes[0], work_ns, self._impairment.slow_factor)
-        self._physics.start(running, planned.at_ns)
+        self._device_model.start(running, planned.at_ns)
         return True
 
     def _end(self, at_ns: int) -> tuple[int, int, int, bool]:
-        running = self._physics.next_end()
+        running = self._device_model.next_end()
         assert running is not None, "its end was due"
-        self._physics.finish(_ONLY, running.batch, at_ns)
+        self._device_model.finish(_ONLY, running.batch, at_ns)
         return running.batch, self._origin_ns + self._began_ns.pop(running.batch), self._origin_ns + at_ns, True
 
     # ------------------------------------------------------------------------------------------- instances and sizes
@@ -271,14 +271,14 @@ class DeviceModel:
 
     def energy_j(self, now_ns: int) -> float:
         """Return the joules since `reset`."""
-        return self._physics.energy_mj(now_ns - self._origin_ns) / 1000
+        return self._device_model.energy_mj(now_ns - self._origin_ns) / 1000
 
     def _remember(self, at_ns: int) -> None:
         if len(self._past) % _MAX_PAST == 0:
             tables = self._tables
             longest_ns = max(tables.power_window, tables.utilization_window) * tables.period_ns + tables.lag_ns
             del self._past[: max(0, self._place(at_ns - longest_ns) - 1)]
-        self._past.append(_Integrals(at_ns, self._physics.energy_mj(at_ns), self._physics.busy_ms(at_ns)))
+        self._past.append(_Integrals(at_ns, self._device_model.energy_mj(at_ns), self._device_model.busy_ms(at_ns)))
 
     def _average(self, until_ns: int, window_ns: int) -> tuple[float, float]:
         """Return averages of power and utilization; those of an idle device before it has a past."""

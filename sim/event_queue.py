@@ -1,4 +1,4 @@
-"""The simulation's agenda: a SimPy environment with this project's order of simultaneous events.
+"""The simulation's event queue: a SimPy environment with this project's order of simultaneous events.
 
 At one instant: arrivals, then by server the ends of transfers, blocks that reach their scheduler, batch starts, batch
 ends, load ends, unload ends, timers, telemetry, messages that reach the router's host, faults, changes of a device's
@@ -25,7 +25,7 @@ class Kind(IntEnum):
     """The kinds of events at a server, in their order at one instant."""
 
     TRANSFER_END = 0
-    BLOCK_ARRIVAL = 1
+    MICRO_BATCH_ARRIVAL = 1
     BATCH_START = 2
     BATCH_END = 3
     LOAD_END = 4
@@ -54,15 +54,15 @@ Process = Generator[simpy.Event, None, None]  # in SimPy's form: the events that
 class Moment(simpy.Event):
     """An event like SimPy's timeout, but at an absolute time, and with a rank among the events of that instant."""
 
-    def __init__(self, agenda: Agenda, when_ns: int, order: int) -> None:
-        self.env = agenda
+    def __init__(self, event_queue: EventQueue, when_ns: int, order: int) -> None:
+        self.env = event_queue
         self.callbacks = []
         self._value = None
         self._ok = True
-        agenda.schedule(self, cast(Any, order), when_ns - agenda.now_ns)
+        event_queue.schedule(self, cast(Any, order), when_ns - event_queue.now_ns)
 
 
-class Agenda(simpy.Environment):
+class EventQueue(simpy.Environment):
     """The queue of events, in integer nanoseconds."""
 
     @property

@@ -28,7 +28,7 @@ from policies.faults import (
     Supervision,
 )
 from policies.run_records import Downtime
-from sim.event_queue import Agenda, Kind, Moment, Process, rank
+from sim.event_queue import EventQueue, Kind, Moment, Process, rank
 from sim.simulated_server import SimulatedServer
 
 _ENDS: Final = 0
@@ -41,7 +41,7 @@ def poisoned_requests(faults: Iterable[Fault]) -> frozenset[int]:
 
 
 class FaultDriver:
-    """A planner of faults on the agenda, which decides when a failed server is up again.
+    """A planner of faults on the event queue, which decides when a failed server is up again.
 
     Args:
         drop_transfers: called at a server's failure, for transfers to it or from it.
@@ -50,13 +50,13 @@ class FaultDriver:
     def __init__(
         self,
         servers: Sequence[SimulatedServer],
-        agenda: Agenda,
+        event_queue: EventQueue,
         supervision: Supervision,
         drop_transfers: Callable[[int], None],
     ) -> None:
         self._downtimes: list[Downtime] = []
         self._servers = servers
-        self._agenda = agenda
+        self._event_queue = event_queue
         self._supervision = supervision
         self._drop_transfers = drop_transfers
         self._plans = [RestartPlan(supervision) for _ in servers]
@@ -69,7 +69,7 @@ class FaultDriver:
 
         Whichever of outage and restart ends last brings it up.
         """
-        now_ns = self._agenda.now_ns
+        now_ns = self._event_queue.now_ns
         if self._servers[server].is_up or now_ns < max(self._out_until_ns[server], self._ready_at_ns[server]):
             return
         if server in self._down:
@@ -91,7 +91,7 @@ class FaultDriver:
 
     def plan(self, fault: Fault) -> None:
         """Inject one fault. A crash or hang of a server that is then down has no effect."""
-        self._agenda.process(self._happen(fault))
+        self._event_queue.process(self._happen(fault))
 
     def _happen(self, fault: Fault) -> Process:
         match fault:
@@ -125,17 +125,17 @@ class FaultDriver:
                 pass  # no event: it shows when the requests' last batch ends
 
     def _until(self, when_ns: int, server: int, order: int) -> Moment:
-        return self._agenda.until(when_ns, rank(server, Kind.FAULT, order))
+        return self._event_queue.until(when_ns, rank(server, Kind.FAULT, order))
 
     def _take_out(self, server: int, until_ns: float) -> None:
         self._out_until_ns[server] = max(self._out_until_ns[server], until_ns)
         if self._servers[server].is_up:
-            self._plans[server].restart_at_ns(self._agenda.now_ns)  # it counts as a failure; its end is planned
+            self._plans[server].restart_at_ns(self._event_queue.now_ns)  # it counts as a failure; its end is planned
             self._kill(server, PLANNED)
 
     def _kill(self, server: int, reason: str) -> None:
         self._down[server] = len(self._downtimes)
-        self._downtimes.append(Downtime(server, self._agenda.now_ns, None, reason))
+        self._downtimes.append(Downtime(server, self._event_queue.now_ns, None, reason))
         self._servers[server].go_down(reason)
         self._drop_transfers(server)
 
@@ -144,14 +144,14 @@ class FaultDriver:
         if not self._servers[server].is_up:
             return
         self._kill(server, reason)
-        ready_ns = self._plans[server].restart_at_ns(self._agenda.now_ns) + self._supervision.start_ns
+        ready_ns = self._plans[server].restart_at_ns(self._event_queue.now_ns) + self._supervision.start_ns
         self._ready_at_ns[server] = ready_ns
         yield self._until(ready_ns, server, _ENDS)
         self.come_up(server)
 
     def _hang(self, server: int) -> Process:
-        epoch = self._servers[server].epoch
+        incarnation = self._servers[server].incarnation
         if self._servers[server].hang():
-            yield self._until(self._agenda.now_ns + self._supervision.hang_ns, server, _BEGINS)
-            if self._servers[server].epoch == epoch:  # it has not failed otherwise
+            yield self._until(self._event_queue.now_ns + self._supervision.hang_ns, server, _BEGINS)
+            if self._servers[server].incarnation == incarnation:  # it has not failed otherwise
                 yield from self._crash(server, WORKER_HUNG)

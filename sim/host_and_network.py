@@ -11,8 +11,8 @@ are there. The medium is occupied for the expected number of bytes; the number o
 each transfer.
 
 The router's process (`SimulatedHost`): a decision, and a message that returns requests, costs the process a part for
-each block (or message) and a part for each image. So the process has a limited capacity, and work that arrives while it
-is busy is queued.
+each micro-batch (or message) and a part for each image. So the process has a limited capacity, and work that arrives
+while it is busy is queued.
 """
 
 from __future__ import annotations
@@ -148,11 +148,12 @@ DECISIONS, RETURNS = "decision", "returned"  # names of its costs' random stream
 
 @dataclass(frozen=True, slots=True)
 class HostTable:
-    """A host's costs in nanoseconds: `(block + image * images)` times one of `spread`, or times 1 if that is empty.
+    """A host's costs in nanoseconds: `(micro_batch + image * images)` times one of `spread`, or times 1 if that is
+    empty.
 
     Attributes:
         decision, returned: (block, image) of a decision, and of a message that returns requests.
-        sent_permille: the part of a decision's cost until its block is sent; the rest is bookkeeping.
+        sent_permille: the part of a decision's cost until its micro-batch is sent; the rest is bookkeeping.
         received_permille: the part of a message's cost until its requests are back; the rest is bookkeeping.
         after_pause: see `sim.device_profile.RouterHost`; preceded by 1, for no pause.
         devices: the devices on whose cores the router's process runs; empty if it has a separate core.
@@ -175,15 +176,15 @@ class HostTable:
 
     def cost_ns(self, cost: tuple[int, int], images: int, drawn: int, pause_ns: int) -> int:
         """Return one cost, after a pause; `drawn` is a large random number."""
-        block_ns, image_ns = cost
+        micro_batch_ns, image_ns = cost
         factor = self.after_pause[pause_number(pause_ns)]
         if self.spread:
             factor *= self.spread[drawn % len(self.spread)]
-        return ceil((block_ns + image_ns * images) * factor)
+        return ceil((micro_batch_ns + image_ns * images) * factor)
 
 
 def _in_ns(cost: WorkCost) -> tuple[int, int]:
-    return nanoseconds(cost.block_s), nanoseconds(cost.image_s)
+    return nanoseconds(cost.micro_batch_s), nanoseconds(cost.image_s)
 
 
 class Core(Protocol):
@@ -214,7 +215,7 @@ class SimulatedHost:
         self._returned_salt = derived_seed(seed, RETURNS)
 
     def decide(self, server: int, decision: int, images: int, decision_ns: int, now_ns: int) -> int:
-        """Begin a decision on a free host; returns when its block is sent.
+        """Begin a decision on a free host; returns when its micro-batch is sent.
 
         Args:
             decision_ns: the policy's time, which is added.

@@ -25,7 +25,7 @@ from policies.interfaces import (
     RewardWeights,
     RouterConfig,
     RoutingPolicy,
-    hold_rule_of,
+    batching_delay_rule_of,
     limit_ns_of,
 )
 from policies.router_core import RouterCore
@@ -36,24 +36,24 @@ from policies.vocabulary import (
     NS_PER_S,
     ROUTER,
     ArrivalsEnded,
+    BatchingDelay,
+    BatchingDelayRule,
     Choice,
     Decide,
     Decided,
+    Delayed,
     GoalSet,
-    Held,
-    Hold,
-    HoldRule,
     OwnLimit,
     RequestArrived,
     RouterEvent,
     RouterTimer,
-    SendBlock,
+    SendMicroBatch,
     TransferFailed,
     TransferFinished,
     TransferStarted,
 )
 from sim.device_tables import DeviceTables, input_bytes
-from sim.event_queue import ARRIVAL, HOST, Agenda, Kind, Process, rank
+from sim.event_queue import ARRIVAL, HOST, EventQueue, Kind, Process, rank
 from sim.fault_injection import FaultDriver, poisoned_requests
 from sim.host_and_network import LINKS, HostTable, Interconnect, SimulatedHost
 from sim.simulated_device import SimulatedDevice
@@ -126,8 +126,8 @@ class ClusterSpec:
     host: HostTable | None = None
 
     @property
-    def block_ns(self) -> int:
-        """The host's time for a block, decided and returned, beyond its images."""
+    def micro_batch_ns(self) -> int:
+        """The host's time for a micro-batch, decided and returned, beyond its images."""
         return self.decision_ns + (0 if self.host is None else self.host.decision[0] + self.host.returned[0])
 
 
@@ -172,9 +172,9 @@ class RunSpec:
 
 
 class _Delivery(msgspec.Struct):
-    """A block in transfer: the transfers in progress, by their sources."""
+    """A micro-batch in transfer: the transfers in progress, by their sources."""
 
-    command: SendBlock
+    command: SendMicroBatch
     moving: set[int]
 
 
@@ -185,7 +185,7 @@ class Simulation:
         self.cluster = cluster
         self.spec = run
         self.router = RouterCore(cluster.router)
-        self._agenda = Agenda()
+        self._event_queue = EventQueue()
         self._ledger = Ledger(
             len(cluster.servers),
             cluster.router.segments,
@@ -196,7 +196,7 @@ class Simulation:
         )
         attachments = tuple(server.attachment for server in cluster.servers)
         self._network = Interconnect(attachments, derived_seed(run.seed, LINKS))
-        self._devices = [SharedDevice(SimulatedDevice(tables), self._agenda) for tables in cluster.devices]
+        self._devices = [SharedDevice(SimulatedDevice(tables), self._event_queue) for tables in cluster.devices]
         self._deliveries: dict[int, _Delivery] = {}
         self._pending: Decide | None = None
         self._arrived = 0
@@ -208,35 +208,35 @@ class Simulation:
         outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
         router = RouterPort(self._tell_router, self._hear)
         self.servers = tuple(
-            SimulatedServer(index, spec, self._devices[spec.device], self._agenda, self._ledger, outcomes, router)
+            SimulatedServer(index, spec, self._devices[spec.device], self._event_queue, self._ledger, outcomes, router)
             for index, spec in enumerate(cluster.servers)
         )
-        self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)
+        self._faults = FaultDriver(self.servers, self._event_queue, cluster.supervision, self._fail_transfers)
         self._set_off()
 
     def _set_off(self) -> None:
         for server in self.servers:
             self._faults.come_up(server.index)
-            self._agenda.process(self._telemetry(server))
+            self._event_queue.process(self._telemetry(server))
         for index, device in enumerate(self._devices):
             followed = self.spec.slowdowns.get(index)
             salt = derived_seed(self.spec.seed, f"pace:{index}")
             slowdown = device.sampled_slowdown(salt) if followed is None else device.followed_slowdown(followed)
-            self._agenda.process(slowdown)
+            self._event_queue.process(slowdown)
         for fault in self.spec.faults:
             self._faults.plan(fault)
         for at_ns, goal in self.spec.goals:
-            self._agenda.at(at_ns, HOST, self._tell_router, goal)
+            self._event_queue.at(at_ns, HOST, self._tell_router, goal)
         if self.cluster.router.max_batching_delay_ns and self.spec.end == "drain":
-            self._agenda.at(self.spec.horizon_ns, HOST, self._tell_router, ArrivalsEnded())
-        self._agenda.process(self._arrivals())
+            self._event_queue.at(self.spec.horizon_ns, HOST, self._tell_router, ArrivalsEnded())
+        self._event_queue.process(self._arrivals())
 
     # ------------------------------------------------------------------------------------------------ the caller's
 
     @property
     def now_ns(self) -> int:
         """The present time."""
-        return self._agenda.now_ns
+        return self._event_queue.now_ns
 
     @property
     def pending(self) -> Decide | None:
@@ -245,36 +245,36 @@ class Simulation:
 
     def advance(self) -> Decide | None:
         """Run to the next decision; return None when the run has ended."""
-        agenda, horizon_ns = self._agenda, self.spec.horizon_ns
+        event_queue, horizon_ns = self._event_queue, self.spec.horizon_ns
         while self._pending is None and self._ended_ns is None:
             wake_ns = self.router.next_wake_ns
-            is_due = wake_ns is not None and max(wake_ns, self._host.free_ns) <= agenda.now_ns
-            if agenda.is_instant_over and is_due:
+            is_due = wake_ns is not None and max(wake_ns, self._host.free_ns) <= event_queue.now_ns
+            if event_queue.is_instant_over and is_due:
                 self._tell_router(RouterTimer())
-            elif agenda.next_ns > horizon_ns and self._is_over():
+            elif event_queue.next_ns > horizon_ns and self._is_over():
                 self._ended_ns = self._end_ns()
             else:
-                agenda.step()
+                event_queue.step()
         return self._pending
 
-    def decide(self, choice: Choice | Hold) -> None:
+    def decide(self, choice: Choice | BatchingDelay) -> None:
         """Answer the pending decision; it takes effect when policy and host have finished it."""
         assert self._pending is not None, "no decision is pending"
         request, self._pending = self._pending, None
         number = request.decision
         decision_ns = self.cluster.decision_ns
         now_ns = self.now_ns
-        if isinstance(choice, Hold):
+        if isinstance(choice, BatchingDelay):
             sent_ns = self._host.decide(0, number, 0, decision_ns, now_ns)
-            self._agenda.at(sent_ns, HOST, self._tell_router, Held(number, choice))
+            self._event_queue.at(sent_ns, HOST, self._tell_router, Delayed(number, choice))
         else:
-            images = min(choice.group, request.view.candidates)
+            images = min(choice.micro_batch_size, request.view.candidates)
             sent_ns = self._host.decide(choice.server, number, images, decision_ns, now_ns)
-            self._agenda.at(sent_ns, HOST, self._tell_router, Decided(number, choice))
+            self._event_queue.at(sent_ns, HOST, self._tell_router, Decided(number, choice))
         if self._host.free_ns > sent_ns:
-            self._agenda.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
+            self._event_queue.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
 
-    def set_hold_rule(self, rule: HoldRule) -> None:
+    def set_batching_delay_rule(self, rule: BatchingDelayRule) -> None:
         """Set the router's hold rule, if holds are allowed; before the first decision."""
         if self.cluster.router.max_batching_delay_ns:
             self._tell_router(rule)
@@ -292,16 +292,16 @@ class Simulation:
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
         """Let a policy make every decision, without a record."""
-        rule = hold_rule_of(policy)
+        rule = batching_delay_rule_of(policy)
         if rule is not None:
-            self.set_hold_rule(rule)
+            self.set_batching_delay_rule(rule)
         self.set_limit(OwnLimit(limit_ns_of(policy)))
         while (request := self.advance()) is not None:
             self.decide(policy.choose(request.view, rng))
             self.set_limit(OwnLimit(limit_ns_of(policy)))
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """Return (decision, reward) of the blocks that have ended since the last call."""
+        """Return (decision, reward) of the micro-batches that have ended since the last call."""
         return self._ledger.take_credits()
 
     def record(self) -> RunRecord:
@@ -312,11 +312,11 @@ class Simulation:
         return RunRecord(
             ended_ns=ended_ns,
             requests=tuple(ledger.requests),
-            blocks=tuple(ledger.blocks),
+            micro_batches=tuple(ledger.micro_batches),
             batches=tuple(ledger.batches),
             telemetry=tuple(ledger.telemetry),
             servers=tuple(self._server_totals(server, ended_ns) for server in self.servers),
-            devices=tuple(_device_totals(device.physics, ended_ns) for device in self._devices),
+            devices=tuple(_device_totals(device.device_model, ended_ns) for device in self._devices),
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),
@@ -332,7 +332,7 @@ class Simulation:
         return ServerTotals(
             name=server.spec.name,
             device=server.spec.device,
-            busy_s=self._devices[server.spec.device].physics.busy_ms(ended_ns) / 1000,
+            busy_s=self._devices[server.spec.device].device_model.busy_ms(ended_ns) / 1000,
             images=counts.images,
             batches=counts.batches,
             loads=counts.loads,
@@ -348,7 +348,7 @@ class Simulation:
             return True
         drained = self._arrived == len(self.spec.arrivals_ns) and self.router.in_flight == 0
         limit_ns = self.spec.horizon_ns + self.spec.drain_limit_ns
-        return drained or self._faults.is_all_gone or self._agenda.next_ns > limit_ns
+        return drained or self._faults.is_all_gone or self._event_queue.next_ns > limit_ns
 
     def _end_ns(self) -> int:
         """Return the end under `drain`: the horizon or the last completion (or failure), whichever is later."""
@@ -361,18 +361,18 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------------- the router
 
     def _tell_router(self, event: RouterEvent) -> None:
-        router, now_ns = self.router, self._agenda.now_ns
+        router, now_ns = self.router, self._event_queue.now_ns
         commands = router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
-            if type(command) is SendBlock:
+            if type(command) is SendMicroBatch:
                 self._send(command)
             elif type(command) is Decide:
                 self._pending = command
         wake_ns = router.next_wake_ns
         if wake_ns is not None and wake_ns > now_ns and wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
-            self._agenda.at(wake_ns, HOST, self._pass)  # `advance` checks the router's timer at that instant
+            self._event_queue.at(wake_ns, HOST, self._pass)  # `advance` checks the router's timer at that instant
 
     def _hear(self, message: RouterMessage, number: int) -> None:
         """Queue a server's message at the router's host: its core receives it when the host reaches it."""
@@ -380,9 +380,9 @@ class Simulation:
             self._tell_router(message)
             return
         heard_ns = self._host.hear(message.server, number, len(message.requests), self.now_ns)
-        self._agenda.at(heard_ns, HOST, self._tell_router, message)
+        self._event_queue.at(heard_ns, HOST, self._tell_router, message)
         if self._host.free_ns > heard_ns:
-            self._agenda.at(self._host.free_ns, HOST, self._pass)
+            self._event_queue.at(self._host.free_ns, HOST, self._pass)
 
     def _pass(self) -> None:
         """Do nothing: `advance` only needs an event at this instant."""
@@ -391,7 +391,7 @@ class Simulation:
         deadlines_ns = self.spec.deadlines_ns
         arrivals = zip(self.spec.arrivals_ns.tolist(), self.spec.class_of.tolist(), strict=True)
         for request, (arrived_ns, service_class) in enumerate(arrivals):
-            yield self._agenda.until(arrived_ns, ARRIVAL)
+            yield self._event_queue.until(arrived_ns, ARRIVAL)
             self._arrived += 1
             after_ns = deadlines_ns[service_class]
             deadline_ns = None if after_ns is None else arrived_ns + after_ns
@@ -404,54 +404,56 @@ class Simulation:
 
     # -------------------------------------------------------------------------------------------------- the network
 
-    def _send(self, command: SendBlock) -> None:
-        """Book the block's transfers; it arrives with the last of them."""
-        block = command.block
+    def _send(self, command: SendMicroBatch) -> None:
+        """Book the micro-batch's transfers; it arrives with the last of them."""
+        micro_batch = command.micro_batch
         if not command.moves:
-            self.servers[block.server].hand_over(block)
+            self.servers[micro_batch.server].hand_over(micro_batch)
             return
-        delivery = self._deliveries[block.block] = _Delivery(command, {source for source, _ in command.moves})
-        tables = self.cluster.devices[self.cluster.servers[block.server].device]
-        one_bytes = input_bytes(tables, block.key.segment, block.key.previous_width)
-        order = rank(block.server, Kind.TRANSFER_END, block.block)
+        delivery = self._deliveries[micro_batch.micro_batch] = _Delivery(
+            command, {source for source, _ in command.moves}
+        )
+        tables = self.cluster.devices[self.cluster.servers[micro_batch.server].device]
+        one_bytes = input_bytes(tables, micro_batch.key.segment, micro_batch.key.previous_width)
+        order = rank(micro_batch.server, Kind.TRANSFER_END, micro_batch.micro_batch)
         for source, requests in command.moves:
             begins_ns = self.now_ns if source == ROUTER else self.servers[source].copy(len(requests))
-            _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), begins_ns)
+            _, arrival_ns = self._network.transfer(source, micro_batch.server, one_bytes * len(requests), begins_ns)
             if source != ROUTER:
                 arrival_ns = max(arrival_ns, self.now_ns + tables.fetch_ns)
             if self._ledger.keeps_starts:
-                self._tell_router(TransferStarted(block.block, source, block.server, requests))
-            self._agenda.at(arrival_ns, order, self._end_transfer, delivery, source, requests)
+                self._tell_router(TransferStarted(micro_batch.micro_batch, source, micro_batch.server, requests))
+            self._event_queue.at(arrival_ns, order, self._end_transfer, delivery, source, requests)
 
     def _end_transfer(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> None:
-        block = delivery.command.block
-        if source not in delivery.moving or block.block not in self._deliveries:
+        micro_batch = delivery.command.micro_batch
+        if source not in delivery.moving or micro_batch.micro_batch not in self._deliveries:
             return  # it failed meanwhile
         if source != ROUTER and self.servers[source].is_hung:
             return  # a stopped process sends nothing, but incoming data are written into its memory
         delivery.moving.discard(source)
-        self._tell_router(TransferFinished(block.block, source, block.server, requests))
+        self._tell_router(TransferFinished(micro_batch.micro_batch, source, micro_batch.server, requests))
         if not delivery.moving:
-            del self._deliveries[block.block]
-            self.servers[block.server].hand_over(block)
+            del self._deliveries[micro_batch.micro_batch]
+            self.servers[micro_batch.server].hand_over(micro_batch)
 
     def _fail_transfers(self, server: int) -> None:
         """Handle a server's failure: what was in transfer to it is dropped, what was in transfer from it is lost."""
-        for block, delivery in list(self._deliveries.items()):
-            sent = delivery.command.block
+        for micro_batch, delivery in list(self._deliveries.items()):
+            sent = delivery.command.micro_batch
             if sent.server == server:
-                del self._deliveries[block]  # the router requeued its members at the server's failure
+                del self._deliveries[micro_batch]  # the router requeued its members at the server's failure
             elif server in delivery.moving:
-                del self._deliveries[block]
-                self._tell_router(TransferFailed(block, server, sent.server, sent.requests, "server_down"))
+                del self._deliveries[micro_batch]
+                self._tell_router(TransferFailed(micro_batch, server, sent.server, sent.requests, "server_down"))
 
     # ----------------------------------------------------------------------------------------------------- telemetry
 
     def _telemetry(self, server: SimulatedServer) -> Process:
-        period_ns = self._devices[server.spec.device].physics.tables.period_ns
+        period_ns = self._devices[server.spec.device].device_model.tables.period_ns
         while True:
             server.sample()
-            yield self._agenda.until(self.now_ns + period_ns, rank(server.index, Kind.TELEMETRY))
+            yield self._event_queue.until(self.now_ns + period_ns, rank(server.index, Kind.TELEMETRY))
 
 
 def _device_totals(device: SimulatedDevice, ended_ns: int) -> DeviceTotals:

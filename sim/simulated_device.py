@@ -56,7 +56,7 @@ class SimulatedDevice:
     """Processor sharing with saturation, bandwidth contention and a power cap (`sim.device_model` has the equations).
 
     Attributes:
-        chores_from_ns, chores_until_ns: start and end of the processes' last chore there.
+        chores_from_ns, chores_until_ns: start and end of the processes' last CPU work there.
     """
 
     def __init__(self, tables: DeviceTables) -> None:
@@ -71,7 +71,7 @@ class SimulatedDevice:
         self._energy_mw_ns = 0.0
         self._busy_permille_ns = 0
         self._updated_ns = 0
-        self.chores_until_ns = self.chores_from_ns = 0
+        self.cpu_work_until_ns = self.cpu_work_from_ns = 0
         self._paused_from_ns = 0
         self._passes_ended_ns = 0
         self._is_full = False
@@ -84,7 +84,7 @@ class SimulatedDevice:
             return
         if self._is_extrapolated:
             self._extrapolated_ns += elapsed_ns
-        worked_ns = elapsed_ns - self._chores_ns(now_ns)
+        worked_ns = elapsed_ns - self._cpu_work_ns(now_ns)
         self._energy_mw_ns += self._drawn_mw_ns(now_ns)
         self._busy_permille_ns += self._kept_busy_permille_ns(now_ns)
         for running in self.running.values():
@@ -103,14 +103,14 @@ class SimulatedDevice:
         """Return the integral of utilization until now, in milliseconds (permille times seconds)."""
         return (self._busy_permille_ns + self._kept_busy_permille_ns(now_ns)) / NS_PER_S
 
-    def _chores_ns(self, now_ns: int) -> int:
+    def _cpu_work_ns(self, now_ns: int) -> int:
         """Return how long passes were stopped since the last change."""
-        return max(0, min(self.chores_until_ns, now_ns) - max(self._paused_from_ns, self._updated_ns))
+        return max(0, min(self.cpu_work_until_ns, now_ns) - max(self._paused_from_ns, self._updated_ns))
 
     def _drawn_mw_ns(self, now_ns: int) -> float:
         """Return the energy since the last change."""
-        chores_ns, chores_mw = self._chores_ns(now_ns), max(self.power_mw, self.tables.chores_mw)
-        drawn_mw_ns = self.power_mw * (now_ns - self._updated_ns - chores_ns) + chores_mw * chores_ns
+        cpu_work_ns, cpu_work_mw = self._cpu_work_ns(now_ns), max(self.power_mw, self.tables.cpu_work_mw)
+        drawn_mw_ns = self.power_mw * (now_ns - self._updated_ns - cpu_work_ns) + cpu_work_mw * cpu_work_ns
         return drawn_mw_ns + self.tables.awake_mw * self._awake_ns(now_ns)
 
     def _awake_ns(self, now_ns: int) -> int:
@@ -121,8 +121,8 @@ class SimulatedDevice:
 
     def _kept_busy_permille_ns(self, now_ns: int) -> int:
         """Return the integral of utilization since the last change."""
-        chores_ns, busy_permille = self._chores_ns(now_ns), max(self.busy_permille, self.tables.chores_permille)
-        return self.busy_permille * (now_ns - self._updated_ns - chores_ns) + busy_permille * chores_ns
+        cpu_work_ns, busy_permille = self._cpu_work_ns(now_ns), max(self.busy_permille, self.tables.cpu_work_permille)
+        return self.busy_permille * (now_ns - self._updated_ns - cpu_work_ns) + busy_permille * cpu_work_ns
 
     def free_ns(self, now_ns: int, limit_ns: int, behind_ns: int = 0) -> int:
         """Return when a core is free without interrupting a pass, at most the limit.
@@ -135,19 +135,19 @@ class SimulatedDevice:
         first = self.next_end()
         return now_ns if first is None else min(limit_ns, max(now_ns, first.end_ns) + behind_ns)
 
-    def chores_end_ns(self, now_ns: int) -> int:
-        """Return when the present chores end; now, if there are none."""
-        return max(now_ns, self.chores_until_ns) if self._paused_from_ns <= now_ns else now_ns
+    def cpu_work_end_ns(self, now_ns: int) -> int:
+        """Return when the present CPU work end; now, if there are none."""
+        return max(now_ns, self.cpu_work_until_ns) if self._paused_from_ns <= now_ns else now_ns
 
-    def do_chore(self, work_ns: int, now_ns: int, from_ns: int) -> None:
-        """Run a process' chore on the computing cores: chores run one after the other, and passes stop meanwhile. If it
-        need not wait for other chores, it begins at `from_ns`."""
+    def do_cpu_work(self, work_ns: int, now_ns: int, from_ns: int) -> None:
+        """Run a process' CPU work on the computing cores: CPU work run one after the other, and passes stop meanwhile.
+        If it need not wait for other CPU work, it begins at `from_ns`."""
         self.advance(now_ns)
-        if self.chores_until_ns > now_ns:
-            self.chores_from_ns = self.chores_until_ns
+        if self.cpu_work_until_ns > now_ns:
+            self.cpu_work_from_ns = self.cpu_work_until_ns
         else:
-            self.chores_from_ns = self._paused_from_ns = from_ns
-        self.chores_until_ns = self.chores_from_ns + self.stretched_ns(work_ns)
+            self.cpu_work_from_ns = self._paused_from_ns = from_ns
+        self.cpu_work_until_ns = self.cpu_work_from_ns + self.stretched_ns(work_ns)
         self._rerate(now_ns)
 
     def stretched_ns(self, work_ns: int) -> int:
@@ -239,7 +239,7 @@ class SimulatedDevice:
             host += table.host_permille[size]
             busy += table.busy_permille[size]
             bandwidth += table.bandwidth[size]
-        self._is_full = host + tables.chores_permille > 1000
+        self._is_full = host + tables.cpu_work_permille > 1000
         servers = len({batch.server for batch in running}) if len(running) > 1 else 1
         is_across = servers > 1
         load = self._load_across() if is_across else max(demand, host)
@@ -260,11 +260,11 @@ class SimulatedDevice:
         self.busy_permille = min(1000, busy)
 
     def _end_ns(self, now_ns: int, takes_ns: int) -> int:
-        """Return when a pass of this duration ends: it stops during chores."""
+        """Return when a pass of this duration ends: it stops during CPU work."""
         if now_ns >= self._paused_from_ns:
-            return max(now_ns, self.chores_until_ns) + takes_ns
+            return max(now_ns, self.cpu_work_until_ns) + takes_ns
         ends_ns = now_ns + takes_ns
-        return ends_ns if ends_ns <= self._paused_from_ns else ends_ns + self.chores_until_ns - self._paused_from_ns
+        return ends_ns if ends_ns <= self._paused_from_ns else ends_ns + self.cpu_work_until_ns - self._paused_from_ns
 
     def _load_across(self) -> int:
         """Return x of a running set of several processes, in permille."""

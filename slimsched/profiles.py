@@ -171,7 +171,7 @@ def _of_cluster(
 
 def calibrated_there(how: dict[str, Any], model: bytes) -> tuple[dict[str, str], Sequence[str]]:
     """Calibrate on a host: returns its devices' profiles by name, and their problems. It keeps logs until done."""
-    from hw.router.ray_agents import cache, kept
+    from hw.router.ray_workers import cache, kept
     from kit.documents import inputs_hash
 
     path = kept(model)

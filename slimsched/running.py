@@ -90,7 +90,7 @@ def validate(
         changes: values that replace the scenario's, by dotted keys, such as validate.seeds=[0,1].
 
     Returns:
-        The validation. Agents are processes, so a script needs the guard `if __name__ == "__main__":`.
+        The validation. Workers are processes, so a script needs the guard `if __name__ == "__main__":`.
 
     Raises:
         InputError: a router is not known or not made yet, or something does not fit this machine.
@@ -283,9 +283,9 @@ def save_router(
     """Write what another library has learned on `SlimCluster-v0` as a router's file.
 
     The network takes an observation of the environment and has a tanh, or a ReLU, after each layer but the last. The
-    last one gives the logits of server, width and group, side by side (and of the hold, where `training.holds_s` names
-    waits). The router chooses each part by its logits, among what is not masked: of widths, those that the chosen
-    server holds.
+    last one gives the logits of server, width and group, side by side (and of the hold, where
+    `training.batching_delays_s` names waits). The router chooses each part by its logits, among what is not masked: of
+    widths, those that the chosen server holds.
 
     Between two activations of a `torch.nn.Sequential` may be any affine modules, such as a scaling of inputs. The file
     is only written if it gives the module's own logits on 256 observations.

@@ -257,7 +257,7 @@ def check_cluster(
 
     Args:
         scenario: a scenario's file (YAML), or a bundled scenario's name.
-        logs: collect the agents' output of every host there instead.
+        logs: collect the workers' output of every host there instead.
         changes: values that replace the scenario's, by dotted keys.
 
     Raises:
@@ -274,7 +274,7 @@ def check_cluster(
     with joined_hosts(keys.cluster, keys.name) as hosts:
         if logs is not None:
             paths = [path for host in hosts.names() for path in _gathered(hosts, host, Path(logs) / host)]
-            lines = "\n".join(f"log: {path}" for path in paths) or "no agent has printed anything"
+            lines = "\n".join(f"log: {path}" for path in paths) or "no worker has printed anything"
             return CommandResult({"logs": [str(path) for path in paths]}, lines)
         checkpoint = keys.model.checkpoint
         model = None if checkpoint is None else ModelFile(Path(checkpoint))
@@ -283,8 +283,8 @@ def check_cluster(
 
 
 def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
-    """Return files here with what agents have printed on a host."""
-    from hw.router.ray_agents import kept_logs
+    """Return files here with what workers have printed on a host."""
+    from hw.router.ray_workers import kept_logs
     from kit.files import atomic_path
 
     paths = []
@@ -315,8 +315,8 @@ def steer(
 
     Args:
         run: the folder of the `run`, `validate` or `serve` in progress.
-        drain: a server, or a host with all its servers, that gets no new block from now on; all others do (`none`:
-            all). May be given several times.
+        drain: a server, or a host with all its servers, that gets no new micro-batch from now on; all others do
+            (`none`: all). May be given several times.
         floor: the mean accuracy to keep; 0: none.
         p99_s: the limit of the p99 latency, such as 30ms; 0: none.
         energy_weight: the price of energy: points of accuracy per joule an image.

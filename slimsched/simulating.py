@@ -455,13 +455,13 @@ def plan(
 
 def _slo_of(world: World) -> Slo:
     """Return the scenario's SLO; with the untuned ladder's accuracy, if it names no floor."""
-    from scenarios.learn.tune import knobs_of
+    from scenarios.learn.tune import params_of
     from scenarios.metrics.slo import Slo
 
     slo = Slo.of(world.scenario)
     if slo.floor is not None:
         return slo
-    floor = knobs_of(world).floor
+    floor = params_of(world).floor
     observer().remark(f"no floor is named (slo.floor): the untuned ladder's is taken, {100 * (floor or 0):.1f} %")
     return replace(slo, floor=floor)
 

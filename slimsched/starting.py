@@ -213,7 +213,7 @@ _PLACEMENTS: Final = {  # which server each takes, as in docs/routers.md; every 
     "jiq": "that has nothing outstanding, or else any at random",
     "least-work": "with the least expected work outstanding",
     "least-work-coming": "the same with the work that will come back",
-    "shortest-delay": "where the block is expected to end first",
+    "shortest-delay": "where the micro-batch is expected to end first",
     "sticky": "where the activations are; for new images `least-work`",
     "packed": "where the activations are; for new images by energy an image",
     "sticky-coming": "where the activations are; for new images `least-work-coming`",
@@ -250,17 +250,17 @@ def names(kind: Literal["scenarios", "routers", "profiles", "devices", "runs"] |
         "profiles": _profiles,
         "runs": _runs,
     }
-    groups: dict[str, list[dict[str, Any]]] = {
+    micro_batch_sizes: dict[str, list[dict[str, Any]]] = {
         name: [asdict(each) for each in of()] for name, of in kinds.items() if kind in (None, name)
     }
-    texts = [_table(name, entries) for name, entries in groups.items()]
+    texts = [_table(name, entries) for name, entries in micro_batch_sizes.items()]
     if kind == "devices":
         from hw.telemetry import available_devices
 
         devices = available_devices()
-        groups["devices"] = [asdict(device) for device in devices]
+        micro_batch_sizes["devices"] = [asdict(device) for device in devices]
         texts.append("\n".join(line for device in devices for line in _device_lines(device)))
-    return CommandResult({"schema": "slimsched.list/1", **groups}, "\n\n".join(texts))
+    return CommandResult({"schema": "slimsched.list/1", **micro_batch_sizes}, "\n\n".join(texts))
 
 
 def _device_lines(device: DeviceDescription) -> Iterator[str]:

@@ -44,19 +44,19 @@ def usual_interrupts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Real agents share one import of torch, which is most of their start: they are forked from a process that has it.
+    """Real workers share one import of torch, which is most of their start: they are forked from a process that has it.
 
     What they are given travels as it does to a spawned one. Those of commands that tests start are spawned, as ever.
     """
     if all(map(_measures_nothing, request.session.items)):
         yield
         return
-    import hw.router.local_agents
+    import hw.router.local_workers
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hw.agent.torch_outfit", "hw.router.local_agents"])
+    context.set_forkserver_preload(["hw.worker.torch_outfit", "hw.router.local_workers"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hw.router.local_agents, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        patch.setattr(hw.router.local_workers, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
         yield
 
 
@@ -77,7 +77,7 @@ RAY = "ray"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What starts real agents goes first, one after another; the rest file by file, so that fixtures are made once.
+    """What starts real workers goes first, one after another; the rest file by file, so that fixtures are made once.
 
     A scheduler of our own, for that of xdist 3.8 (`--dist loadgroup`) finds no group with pytest 9.2.
     """

@@ -199,13 +199,19 @@ def faults_of_hosts(read: Read) -> Iterator[str]:
         yield f"Ray {spec['rayVersion']}"
     if spec.get("authOptions") != {"mode": "token"}:
         yield "no token"
-    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    micro_batch_sizes = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
     named = load_scenario(ROOT / "examples" / "three-hosts" / "scenario.yaml").cluster.named_servers
-    if [group["labels"]["host"] for group in groups] != [server.host for server in named]:
+    if [micro_batch_size["labels"]["host"] for micro_batch_size in micro_batch_sizes] != [
+        server.host for server in named
+    ]:
         yield "other hosts than the scenario's"
-    yield from (f"{group['groupName']}: several hosts of one name" for group in groups[1:] if group["maxReplicas"] != 1)
-    for group in groups:
-        yield from faults_of_pod(group["template"]["spec"])
+    yield from (
+        f"{micro_batch_size['groupName']}: several hosts of one name"
+        for micro_batch_size in micro_batch_sizes[1:]
+        if micro_batch_size["maxReplicas"] != 1
+    )
+    for micro_batch_size in micro_batch_sizes:
+        yield from faults_of_pod(micro_batch_size["template"]["spec"])
 
 
 def faults(read: Read, folder: Path) -> list[str]:
@@ -241,7 +247,7 @@ def test_the_files_name_what_is_there(tmp_path: Path) -> None:
         (COMPOSE, "grace_period: 60s", "grace_period: 30s"),
         (COMPOSE, "127.0.0.1:3000", "0.0.0.0:3000"),
         (COMPOSE, "8000:8000", "8000:8080"),
-        (COMPOSE, "serving/dashboard", "serving/board"),
+        (COMPOSE, "serving/dashboard", "serving/nvml_device"),
         (COMPOSE, "{source: dashboards", "{source: boards"),
         (COMPOSE, "slimsched:8000", "slimsched:8001"),
         (COMPOSE, "metrics_path: /metrics", "metrics_path: /metric"),

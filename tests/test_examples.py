@@ -89,19 +89,19 @@ def test_the_server_is_a_unit_that_systemd_takes(tmp_path: Path) -> None:
 
 def test_the_dashboard_asks_for_what_is_counted() -> None:
     """Each name that a panel asks for, and each of ours but two; panels lie side by side."""
-    board = json.loads((SERVING / "dashboard.json").read_text(encoding="utf-8"))
+    nvml_device = json.loads((SERVING / "dashboard.json").read_text(encoding="utf-8"))
     told = Status(True, 1, 1, 1, 1.0, 0.5, 1, (ServerState("a", True, 1, 1),))
     served = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
     metrics = Metrics(lambda: served, lambda: 0, lambda: told, lambda: 0.0)
     metrics.requests.labels("200"), metrics.refused.labels("full"), metrics.failed.labels("deadline")
     counted = set(re.findall(r"^(slimsched_\w+)", metrics.text().decode(), re.MULTILINE))
-    texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    texts = [target["expr"] for panel in nvml_device["panels"] for target in panel["targets"]]
     asked = set(re.findall(r"slimsched_\w+", " ".join(texts)))
     assert asked <= counted
     ours = {name for name in counted if not name.endswith(("_sum", "_count"))}
     assert ours - asked == {"slimsched_images_arrived_total", "slimsched_router_collections_total"}
     assert all(text.count("slimsched_") == text.count('{job="$job"}') for text in texts)
-    places = [tuple(panel["gridPos"][each] for each in "xywh") for panel in board["panels"]]
+    places = [tuple(panel["gridPos"][each] for each in "xywh") for panel in nvml_device["panels"]]
     assert len({place[:2] for place in places}) == len(places)
     assert {(x % 12, y % 8, w, h) for x, y, w, h in places} == {(0, 0, 12, 8)}
 

@@ -27,11 +27,11 @@ from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, stamps
 from benchmarks.gpu.running import in_a_process
 from benchmarks.gpu.stand import NETWORKS, Stand
-from hw.agent.activations import Activations
 from hw.device_settings import DeviceSpec
+from hw.worker.activations import Activations
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.world.scenario_building import _outstanding_blocks
-from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
+from scenarios.world.scenario_building import _outstanding_micro_batches
+from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice, Handle
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
 SECONDS = 530  # of `make gpu`
@@ -274,17 +274,17 @@ def test_what_each_reading_of_a_board_takes_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A2: of the sensor, and of what the router looks at for others' load."""
-    board = FakeBoard()
-    monkeypatch.setattr(facts, "load_nvml", lambda: FakeNvml(board))
-    monkeypatch.setattr(facts, "nvml_handle", lambda nvml, index: Handle(board))
+    nvml_device = FakeNvmlDevice()
+    monkeypatch.setattr(facts, "load_nvml", lambda: FakeNvml(nvml_device))
+    monkeypatch.setattr(facts, "nvml_handle", lambda nvml, index: Handle(nvml_device))
     monkeypatch.setattr(facts, "COUNTER_LOOKS_S", 0.0)
     assert facts.calls(Stand("cuda", tmp_path)) == ""
     assert set(re.findall(r'"(\w+)_p99_ms"', capsys.readouterr().out)) == {"sample", "energy", "details", "watch"}
 
 
 def test_executors_are_timed_as_a_scenario_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU: with as many outstanding blocks, and cores to themselves."""
-    assert _outstanding_blocks(load_scenario(ROOT / "scenarios" / "gpu.yaml")) == serving.GPU_BLOCKS
+    """On a GPU: with as many outstanding micro-batches, and cores to themselves."""
+    assert _outstanding_micro_batches(load_scenario(ROOT / "scenarios" / "gpu.yaml")) == serving.GPU_MICRO_BATCHES
     stand = Stand("cpu", tmp_path)
     vars(stand)["device"] = DeviceSpec(kind="cuda")
     monkeypatch.setattr(serving, "usable_cores", lambda: range(11))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.terminal_picture import PAGE, PICTURE, first_block, picture
+from benchmarks.study.terminal_picture import PAGE, PICTURE, first_micro_batch, picture
 from slimsched.cli import command_of
 from tests.typed import typed
 
@@ -24,7 +24,7 @@ MADE_BEFORE = {  # by the commands that stand before those that name them, or by
 
 
 def code_of(page: str) -> list[str]:
-    """The lines of its blocks."""
+    """The lines of its micro-batches."""
     return [line.strip() for line in page.splitlines() if line.startswith("    ")]
 
 
@@ -73,7 +73,7 @@ def test_the_glossary_is_short() -> None:
 
 def test_its_picture_is_of_the_output_in_the_quickstart() -> None:
     """`python -m benchmarks.study.terminal_picture` makes it."""
-    lines = first_block((ROOT / PAGE).read_text(encoding="utf-8"))
+    lines = first_micro_batch((ROOT / PAGE).read_text(encoding="utf-8"))
     assert lines[0].startswith("$ slimsched run paper-live-quick")
     assert (ROOT / PICTURE).read_text(encoding="utf-8") == picture(lines)
     assert f"]({PICTURE})" in README

@@ -45,7 +45,7 @@ def test_the_columns_are_those_that_a_run_writes(tmp_path: Path) -> None:
     path = write_scenario(tmp_path)
     assert main(["simulate", str(path), "--router", "jsq", "--out", str(tmp_path / "run"), "--quiet"]) == 0
     (folder,) = (tmp_path / "run" / "simulation").iterdir()
-    for table in ("requests", "blocks", "batches", "telemetry"):
+    for table in ("requests", "micro_batches", "batches", "telemetry"):
         written = parquet.read_schema(folder / f"{table}.parquet").names
         assert first_cells(f"### `{table}.parquet`") == written
 

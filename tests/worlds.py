@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, top1_of
 from policies.vocabulary import IMAGE, NS_PER_S, WorkKey
 from sim.device_profile import Profile
@@ -125,9 +125,9 @@ def work_key(segment: int, width: float, previous_width: float) -> WorkKey:
     return WorkKey(segment, width, previous_width)
 
 
-def knobs(tables: DeviceTables, **changes: Any) -> GreedyKnobs:
+def params(tables: DeviceTables, **changes: Any) -> GreedyParams:
     """Algorithm 1's defaults for a device."""
-    return GreedyKnobs(
+    return GreedyParams(
         **{
             "widths": tables.profile.model.widths,
             "instance_bytes": {spec: cost.vram_bytes for spec, cost in tables.instances.items()},
@@ -169,16 +169,16 @@ def cluster(
         ServerSpec(
             name=f"{tables.name}{index}",
             device=index,
-            knobs=knobs(tables, **(greedy or {})),
+            params=params(tables, **(greedy or {})),
             attachment=Attachment("air" if shared_medium else f"link{index}", PRESETS[link]),
         )
         for index, tables in enumerate(devices)
     )
-    holds = tuple(
-        tuple(tuple(server.knobs.can_hold((s, w)) for w in model.widths) for s in range(1, model.segments + 1))
+    fits = tuple(
+        tuple(tuple(server.params.can_hold((s, w)) for w in model.widths) for s in range(1, model.segments + 1))
         for server in servers
     )
-    config = RouterConfig(segments=model.segments, widths=model.widths, holds=holds, **(router or {}))
+    config = RouterConfig(segments=model.segments, widths=model.widths, fits=fits, **(router or {}))
     accuracy = prior(model.segments, model.widths)
     config = replace(config, top1=top1_of(config, accuracy))
     return ClusterSpec(devices, servers, config, decision_ns, weights or RewardWeights(), accuracy)
@@ -207,8 +207,10 @@ def poisson_s(rate_img_s: float, horizon_s: float, seed: int = 0) -> np.ndarray:
 class Uniform:
     """Uniform random choices over what is valid: the paper's baseline, for tests of everything but routers."""
 
-    def __init__(self, widths: tuple[float, ...] = WIDTHS, groups: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) -> None:
-        self.widths, self.groups = widths, groups
+    def __init__(
+        self, widths: tuple[float, ...] = WIDTHS, micro_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    ) -> None:
+        self.widths, self.micro_batch_sizes = widths, micro_batch_sizes
 
     def choose(self, view: Any, rng: np.random.Generator) -> Any:
         """A valid server, a width it holds, any group."""
@@ -216,11 +218,11 @@ class Uniform:
 
         server = int(rng.choice([i for i, s in enumerate(view.servers) if s.valid]))
         held = [w for w, ok in zip(self.widths, view.servers[server].widths, strict=True) if ok]
-        return Choice(server, float(rng.choice(held)), int(rng.choice(self.groups)))
+        return Choice(server, float(rng.choice(held)), int(rng.choice(self.micro_batch_sizes)))
 
 
 def simulate(spec: ClusterSpec, run_spec: RunSpec, seed: int = 0) -> tuple[Simulation, Any]:
     """Run with uniform random choices; the simulation and its record."""
     simulation = Simulation(spec, run_spec)
-    policy = Uniform(spec.router.widths, spec.router.groups)
+    policy = Uniform(spec.router.widths, spec.router.micro_batch_sizes)
     return simulation, simulation.run(policy, np.random.default_rng(seed))

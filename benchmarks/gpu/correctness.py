@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stand import SEED, Stand
-from hw.agent.activations import Activations, KeptBlocks, tensor_in
-from hw.agent.instances import Instances, serve
-from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded
-from hw.agent.torch_lanes import TorchLanes, explain
-from hw.agent.torch_outfit import ARENA_BYTES, torch_agents
 from hw.networks.servable import gather, rows_of
-from hw.router.local_agents import AgentProcess, start_agents
+from hw.router.local_workers import WorkerProcess, start_workers
 from hw.transport.messages import Input, Keep, Move, Moved
 from hw.transport.shared_memory import Arena
+from hw.worker.activations import Activations, KeptMicroBatches, tensor_in
+from hw.worker.instances import Instances, serve
+from hw.worker.lanes import BatchEnded, LaneEvent, LoadEnded
+from hw.worker.torch_lanes import TorchLanes, explain
+from hw.worker.torch_outfit import ARENA_BYTES, torch_workers
 from kit.random_streams import stream
 from policies.vocabulary import IMAGE, RunBatch
 
@@ -93,11 +93,11 @@ def neighbours(stand: Stand) -> str:
 
 
 def moves(stand: Stand) -> str:
-    """Check activations of every shape moved from one agent to another, and back to readable memory."""
-    with torch_agents([("first", stand.device), ("second", stand.device)], stand.file) as specs:
+    """Check activations of every shape moved from one worker to another, and back to readable memory."""
+    with torch_workers([("first", stand.device), ("second", stand.device)], stand.file) as specs:
         arenas = specs[0].outfit.arenas  # type: ignore[attr-defined]
-        with start_agents(specs) as agents:
-            differ = [shape for shape in _shapes(stand) if not _there_and_back(agents, arenas, shape)]
+        with start_workers(specs) as workers:
+            differ = [shape for shape in _shapes(stand) if not _there_and_back(workers, arenas, shape)]
     stand.tell({"same": f"{len(_shapes(stand)) - len(differ)} shapes"})
     return ", ".join(map(str, differ))
 
@@ -107,21 +107,21 @@ def _shapes(stand: Stand) -> list[tuple[int, ...]]:
     return [stand.model.activation_shape(s, w) for s in range(1, spec.segments) for w in spec.widths]
 
 
-def _there_and_back(agents: list[AgentProcess], arenas: tuple[Arena, ...], shape: tuple[int, ...]) -> bool:
+def _there_and_back(workers: list[WorkerProcess], arenas: tuple[Arena, ...], shape: tuple[int, ...]) -> bool:
     """Return whether the same bits come back, in another order."""
     requests, sent = (3, 1, 2), torch.randn(3, *shape, generator=torch.Generator().manual_seed(SEED))
     tensor_in(arenas[0], 0, tuple(sent.shape), torch.float32).copy_(sent)
-    agents[0].send(Keep((Input(requests, 0, shape, "float32", False),)))
-    moved = _moved(agents[0], Move(1, 1, 0, (1, 2, 3)))
-    agents[1].send(Keep((Input((1, 2, 3), 0, moved.shape, moved.dtype, moved.channels_last),)))
+    workers[0].send(Keep((Input(requests, 0, shape, "float32", False),)))
+    moved = _moved(workers[0], Move(1, 1, 0, (1, 2, 3)))
+    workers[1].send(Keep((Input((1, 2, 3), 0, moved.shape, moved.dtype, moved.channels_last),)))
     offset = ARENA_BYTES // 2
-    back = _moved(agents[1], Move(2, 0, offset, requests))
+    back = _moved(workers[1], Move(2, 0, offset, requests))
     return torch.equal(tensor_in(arenas[0], offset, (3, *shape), torch.float32, back.channels_last), sent)
 
 
-def _moved(agent: AgentProcess, move: Move) -> Moved:
-    agent.send(move)
-    return agent.expect(Moved, WAIT_S)
+def _moved(worker: WorkerProcess, move: Move) -> Moved:
+    worker.send(move)
+    return worker.expect(Moved, WAIT_S)
 
 
 # -------------------------------------------------------------------------------------------------------------- races
@@ -130,7 +130,7 @@ def _moved(agent: AgentProcess, move: Move) -> Moved:
 def races(stand: Stand) -> str:
     """Check chains of batches through many lanes at once, moving results while others run.
 
-    If `compacted`, a block keeps little of what it received.
+    If `compacted`, a micro-batch keeps little of what it received.
     """
     wrong = []
     for mode in ("shipped", "compacted"):
@@ -149,7 +149,7 @@ class _Race:
         self._stand = stand
         self._arenas = (Arena(1 << 25), Arena(1 << 25))
         instances, device = stand.instances(), stand.torch_device
-        self._store = Activations(self._arenas, 0, device, KeptBlocks(instances.budget))
+        self._store = Activations(self._arenas, 0, device, KeptMicroBatches(instances.budget))
         self._compacts = mode == "compacted"
         self._events: SimpleQueue[LaneEvent] = SimpleQueue()
         self._lanes = TorchLanes(instances, self._store, self._events.put, lambda: 0, leave=lambda code: None)
@@ -176,7 +176,7 @@ class _Race:
         labels: dict[int, int] = {}
         for segment in range(1, segments + 1):
             requests = [request for chain in members for request in chain]
-            self._chance.shuffle(requests)  # batches of members of several blocks
+            self._chance.shuffle(requests)  # batches of members of several micro-batches
             parts = [tuple(requests[4 * chain : 4 * chain + 4]) for chain in range(CHAINS)]
             batches = {next(self._numbers): part for part in parts}
             lanes = [lane for lane in range(LANES) if lane % segments + 1 == segment]
@@ -186,7 +186,7 @@ class _Race:
             for _ in batches:
                 ended = self._events.get(timeout=WAIT_S)
                 assert isinstance(ended, BatchEnded), ended
-                labels.update(zip(batches[ended.batch], ended.labels, strict=False))
+                labels.update(zip(batches[ended.batch], ended.predictions, strict=False))
                 if segment < segments:
                     self._move(batches[ended.batch])
                 if self._compacts:

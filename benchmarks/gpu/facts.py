@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.stand import Stand
-from hw.agent.cuda import unserved
-from hw.agent.torch_outfit import torch_agents
-from hw.router.local_agents import start_agents
+from hw.router.local_workers import start_workers
 from hw.telemetry import GpuWatch, cpu_name, load_nvml, nvml_handle, usable_cores
-from hw.telemetry.nvml import NvmlSensor, board_facts
+from hw.telemetry.nvml import NvmlSensor, nvml_device_facts
+from hw.worker.cuda import unserved
+from hw.worker.torch_outfit import torch_workers
 
 APART: Final = 0.05
 CALLS: Final = 100
@@ -29,7 +29,7 @@ def what_it_is(stand: Stand) -> str:
         return ""
     capability, built_for = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
     nvml = load_nvml()
-    facts = {} if nvml is None else board_facts(nvml, nvml_handle(nvml, 0))
+    facts = {} if nvml is None else nvml_device_facts(nvml, nvml_handle(nvml, 0))
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     stand.tell({"capability": capability, "built_for": built_for, "cudnn": cudnn, **facts})
     return unserved(capability, built_for)
@@ -45,7 +45,7 @@ def calls(stand: Stand) -> str:
     sensor, watch = NvmlSensor(nvml, handle), GpuWatch(nvml, handle, tuple)
     stand.tell(sensor.describe())
     reads = {"sample": sensor.sample, "energy": sensor.energy_j, "details": sensor.details, "watch": watch.look}
-    for name, read in reads.items():  # an agent's thread waits for the first two, the router's for the last
+    for name, read in reads.items():  # a worker's thread waits for the first two, the router's for the last
         stand.tell(_timed_ms(name, read))
     changed_s = list[float]()
     before, end_s = sensor.energy_j(), time.monotonic() + COUNTER_LOOKS_S
@@ -68,15 +68,15 @@ def _timed_ms(name: str, read: Callable[[], object]) -> dict[str, float]:
 
 
 def contexts(stand: Stand) -> str:
-    """Measure contexts as reported by agents: one alone, then three that start simultaneously."""
+    """Measure contexts as reported by workers: one alone, then three that start simultaneously."""
     stand.require_gpu("a context")
     used: dict[str, list[int]] = {}
     for name, count in {"alone": 1, "side_by_side": 3}.items():
-        devices = [(f"agent{number}", stand.device) for number in range(count)]
+        devices = [(f"worker{number}", stand.device) for number in range(count)]
         with contextlib.ExitStack() as stack:
-            specs = stack.enter_context(torch_agents(devices, stand.file))
-            agents = stack.enter_context(start_agents(specs))
-            used[f"{name}_bytes"] = [agent.wait_until_ready().context_bytes for agent in agents]
+            specs = stack.enter_context(torch_workers(devices, stand.file))
+            workers = stack.enter_context(start_workers(specs))
+            used[f"{name}_bytes"] = [worker.wait_until_ready().context_bytes for worker in workers]
         stand.tell(used)
     (alone,), beside = used["alone_bytes"], used["side_by_side_bytes"]
     is_apart = any(abs(each - alone) > APART * alone for each in beside)

@@ -155,17 +155,17 @@ def trained(stand: Stand) -> str:
     """Train two epochs, straight and interrupted in between: the same bits; and a table like the CPU's."""
     network, data = Network("digit-pairs"), load_dataset("digit-pairs")
     name = "cuda:0" if stand.is_gpu else "cpu"
-    knobs = replace(recipe("digit-pairs", "digit-pairs"), epochs=EPOCHS, device=name, checkpoint_epochs=1)
+    params = replace(recipe("digit-pairs", "digit-pairs"), epochs=EPOCHS, device=name, checkpoint_epochs=1)
     checkpoint = stand.out.resolve() / "checkpoint.safetensors"
     checkpoint.unlink(missing_ok=True)  # left by a check that was killed
-    straight = train(network, data, knobs)
+    straight = train(network, data, params)
 
     def leave(report: EpochReport) -> None:
         raise InterruptedError
 
     with contextlib.suppress(InterruptedError):
-        train(network, data, knobs, on_epoch=leave, checkpoint=checkpoint)
-    resumed = train(network, data, knobs, checkpoint=checkpoint)
+        train(network, data, params, on_epoch=leave, checkpoint=checkpoint)
+    resumed = train(network, data, params, checkpoint=checkpoint)
     checkpoint.unlink()
     weights, others = straight.state_dict(), resumed.state_dict()
     is_same = all(torch.equal(weights[key], others[key]) for key in weights)

@@ -14,13 +14,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.evidence import ROOT
 from benchmarks.gpu.stand import CantTellError, Stand
-from hw.agent.cuda import GraphedInstance, own_stream, reserved_bytes
-from hw.agent.instances import Instances, labels_of, serve
-from hw.agent.torch_outfit import torch_agents
 from hw.device_settings import start_daemon
 from hw.networks.network_files import ModelFile, Network
-from hw.router.local_agents import start_agents
+from hw.router.local_workers import start_workers
 from hw.transport.messages import BenchmarkPaths, BenchmarkTogether, Point, Timed, TogetherResult
+from hw.worker.cuda import GraphedInstance, own_stream, reserved_bytes
+from hw.worker.instances import Instances, predictions_of, serve
+from hw.worker.torch_outfit import torch_workers
 from policies.vocabulary import IMAGE
 from scenarios.files.scenario_reading import load_scenario
 
@@ -57,7 +57,7 @@ def _calls(maker: Instances, segment: int) -> str:
     def run() -> None:
         y = serve(instance, rows, (1.0, previous, BATCH), maker.device.memory_format)
         if segment == spec.segments:
-            labels_of(y)
+            predictions_of(y)
 
     for _ in range(3):
         run()
@@ -108,16 +108,16 @@ def shares(stand: Stand) -> str:
     ]
     worth = dict[int, float]()
     with ExitStack() as stack:
-        specs = stack.enter_context(torch_agents(devices, file))
-        agents = stack.enter_context(start_agents(specs))
-        for agent, percent in zip(agents, percents, strict=True):
-            agent.wait_until_ready()
-            narrow_s, wide_s = agent.ask(BenchmarkPaths(tuple(paths), PASSES), Timed).samples_s
+        specs = stack.enter_context(torch_workers(devices, file))
+        workers = stack.enter_context(start_workers(specs))
+        for worker, percent in zip(workers, percents, strict=True):
+            worker.wait_until_ready()
+            narrow_s, wide_s = worker.ask(BenchmarkPaths(tuple(paths), PASSES), Timed).samples_s
             worth[percent] = wide_s / narrow_s
             stand.tell({f"narrow_{percent}_ms": 1e3 * narrow_s, f"wide_{percent}_ms": 1e3 * wide_s})
         at_once = BenchmarkTogether((paths[1][-2],), SHARED_S)
-        with ThreadPoolExecutor(len(agents)) as pool:
-            results = list(pool.map(lambda agent: agent.ask(at_once, TogetherResult), agents))
+        with ThreadPoolExecutor(len(workers)) as pool:
+            results = list(pool.map(lambda worker: worker.ask(at_once, TogetherResult), workers))
         for percent, result in zip(percents, results, strict=True):
             stand.tell({f"at_once_{percent}_img_s": BATCH * result.results[0].completed / result.results[0].elapsed_s})
     smallest = min(percents)

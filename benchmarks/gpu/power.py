@@ -15,12 +15,12 @@ import torch
 from benchmarks.gpu.serving import points
 from benchmarks.gpu.stand import Stand
 from calibrate.power_meter import Watched, fall_s, is_flat, sampled, wait_until_flat
-from hw.agent.torch_outfit import alone, torch_agents
 from hw.device_settings import local_devices
-from hw.router.local_agents import start_agents
+from hw.router.local_workers import start_workers
 from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.nvml import NvmlSensor
 from hw.transport.messages import Benchmark, Point
+from hw.worker.torch_outfit import alone, torch_workers
 
 LOOK_S: Final = 3.0
 FALL_S: Final = 8.0
@@ -64,11 +64,11 @@ def idles(stand: Stand) -> str:
     bare = _mean_w(_looks(sensor, LOOK_S))
     stand.tell({"waited_s": waited_s, "bare_w": bare})
     for count in (1, 3):
-        devices = [(f"agent{number}", stand.device) for number in range(count)]
+        devices = [(f"worker{number}", stand.device) for number in range(count)]
         with contextlib.ExitStack() as stack:
-            specs = stack.enter_context(torch_agents(devices, stand.file))
-            for agent in stack.enter_context(start_agents(specs)):
-                agent.wait_until_ready()
+            specs = stack.enter_context(torch_workers(devices, stand.file))
+            for worker in stack.enter_context(start_workers(specs)):
+                worker.wait_until_ready()
             wait_until_flat(sensor)
             looks = _looks(sensor, LOOK_S)
             context_w[count] = _mean_w(looks)

@@ -17,8 +17,6 @@ from benchmarks.gpu.asserting import BREAKS, AssertingNet
 from benchmarks.gpu.stand import NETWORKS, SEED, Stand
 from benchmarks.speed.hollow import routing
 from calibrate.measurement_plan import powers_of_two
-from hw.agent.cuda import GraphedInstance, own_stream
-from hw.agent.instances import serve
 from hw.networks.network_files import ModelFile, Network, save_model
 from hw.networks.servable import rows_of
 from hw.router.local_cluster import HardwareCluster
@@ -26,8 +24,10 @@ from hw.router.run_requests import HardwareRun
 from hw.router.server_port import HardwareServer
 from hw.telemetry import usable_cores
 from hw.transport.messages import Point
+from hw.worker.cuda import GraphedInstance, own_stream
+from hw.worker.instances import serve
 from policies.faults import Crash, Fault, Hang, Supervision
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.run_records import STAGES, RunRecord
 from policies.vocabulary import IMAGE, NS_PER_S
 from scenarios.executors.executor_runs import on_own_cores
@@ -37,7 +37,7 @@ IMAGES: Final = 256
 LOOP_S: Final = 2.0
 LOAD_S: Final = 1.0  # of arrivals: serving them takes a few times as long, as does recording them
 BREAK_IMG_S: Final = 100.0
-GPU_BLOCKS: Final = 4  # outstanding ones, the default of a scenario (`scenarios.world.scenario_building`)
+GPU_MICRO_BATCHES: Final = 4  # outstanding ones, the default of a scenario (`scenarios.world.scenario_building`)
 ACTIVE_STAGES: Final = ("decision", "transfer", "handover", "dispatch", "run")
 GOAL_US_HOP: Final = 250.0  # per hop beyond the pass, with captured passes
 STUCK_S: Final = 20  # the preload of two servers is one queue, and each load in it counts from its command
@@ -87,11 +87,11 @@ def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> 
     sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, spec.segments + 1) for w in spec.widths}
     preload = tuple((segment, 1.0) for segment in range(1, spec.segments + 1))
     padded = SIZES if stand.is_gpu else ()
-    knobs = GreedyKnobs(
+    params = GreedyParams(
         spec.widths, sizes, 0, SIZES[-1], 1 << 32, idle_unload_ns=None, preload=preload, padded_sizes=padded
     )
     device = replace(stand.device, warm_sizes=padded, **changes)  # type: ignore[arg-type]
-    servers = [HardwareServer(f"server{number}", device, knobs, 0.0, 0.0) for number in range(count)]
+    servers = [HardwareServer(f"server{number}", device, params, 0.0, 0.0) for number in range(count)]
     supervision = Supervision(stuck_ns=STUCK_S * NS_PER_S)
     servers = on_own_cores(servers, usable_cores())
     return HardwareCluster(file, servers, warm_batches=() if stand.is_gpu else SIZES, supervision=supervision)
@@ -102,12 +102,12 @@ def served(
     load: EvenLoad,
     labels: NDArray[np.int64],
     images: NDArray[np.float32],
-    blocks: int = GPU_BLOCKS,
+    micro_batches: int = GPU_MICRO_BATCHES,
 ) -> RunRecord:
     """Serve a load at full width on any server, to its end; `correct` is agreement with these labels.
 
     Args:
-        blocks: outstanding blocks at a server of a GPU.
+        blocks: outstanding micro-batches at a server of a GPU.
     """
     shapes, count = cluster.served, round(load.rate_img_s * load.seconds)
     arrivals_ns = (np.arange(1, count + 1) * NS_PER_S / load.rate_img_s).astype(np.int64)
@@ -119,7 +119,7 @@ def served(
     of = {"segments": shapes.segments, "widths": shapes.widths, "seed": SEED}
     config, routed = routing(name, len(cluster.servers), **of)  # type: ignore[arg-type]
     is_gpu = cluster.servers[0].device.physical[0] == "cuda"
-    return cluster.run(run, replace(config, outstanding_blocks=blocks) if is_gpu else config, routed)
+    return cluster.run(run, replace(config, outstanding_micro_batches=micro_batches) if is_gpu else config, routed)
 
 
 def _images(stand: Stand) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -140,7 +140,7 @@ def _told(record: RunRecord) -> dict[str, Any]:
         "completed": len(done),
         "img_s": len(done) / lasted_s,
         "mean_batch": float(np.mean([batch.size for batch in record.batches])),
-        "router_us_block": record.router_busy_ns / max(1, len(record.blocks)) / 1e3,
+        "router_us_block": record.router_busy_ns / max(1, len(record.micro_batches)) / 1e3,
         "labels_as_the_cpu": float(np.mean([request.correct for request in done])),
         "moves_an_image": float(np.mean([request.moved for request in done])),
         **{f"{stage}_us_hop": sum(times) / hops / 1e3 for stage, times in zip(STAGES, stages_ns, strict=True)},
@@ -148,8 +148,8 @@ def _told(record: RunRecord) -> dict[str, Any]:
 
 
 def beyond_us_hop(facts: Mapping[str, Any], pass_us: float) -> float:
-    """Return the time of a block's hop beyond its pass, without the waits of a backlog. A share of a bare loop would
-    depend on the host of the loop.
+    """Return the time of a micro-batch's hop beyond its pass, without the waits of a backlog. A share of a bare loop
+    would depend on the host of the loop.
 
     Args:
         facts: output of `_told`.
@@ -161,7 +161,7 @@ def beyond_us_hop(facts: Mapping[str, Any], pass_us: float) -> float:
 def saturated(stand: Stand) -> str:
     """Measure one server with a backlog against a bare loop, eager and (on a GPU) with captured passes, as shipped.
 
-    The goal is `GOAL_US_HOP` at two blocks outstanding: with more, each also waits for the others' passes.
+    The goal is `GOAL_US_HOP` at two micro-batches outstanding: with more, each also waits for the others' passes.
     """
     labels, images = _images(stand)
     wrong = []
@@ -170,9 +170,9 @@ def saturated(stand: Stand) -> str:
         stand.tell({f"bare_{mode}_32_img_s": (bare := bare_img_s(stand, 32, **changes))})
         load, pass_us = EvenLoad(1.5 * bare, LOAD_S), 1e6 * 32 / bare / stand.model.spec.segments
         with cluster_of(stand, stand.file, 1, **changes) as cluster:
-            for blocks in (GPU_BLOCKS, 2) if mode == "graphs" else (GPU_BLOCKS,):
-                facts = _told(served(cluster, load, labels, images, blocks))
-                name = mode if blocks == GPU_BLOCKS else f"{mode}_{blocks}_blocks"
+            for micro_batches in (GPU_MICRO_BATCHES, 2) if mode == "graphs" else (GPU_MICRO_BATCHES,):
+                facts = _told(served(cluster, load, labels, images, micro_batches))
+                name = mode if micro_batches == GPU_MICRO_BATCHES else f"{mode}_{micro_batches}_micro_batches"
                 stand.tell({f"{name}_{key}": value for key, value in _with_beyond(facts, pass_us).items()})
                 wrong += [f"{name}: {problem}" for problem in _wrong(facts)]
     return "; ".join(wrong)
@@ -188,7 +188,7 @@ def _wrong(facts: Mapping[str, Any]) -> list[str]:
 
 
 def two_servers(stand: Stand) -> str:
-    """Measure two servers of one device with free routing of blocks: half of all activations move."""
+    """Measure two servers of one device with free routing of micro-batches: half of all activations move."""
     labels, images = _images(stand)
     changes = {"graphs": stand.is_gpu}  # the default
     bare = bare_img_s(stand, 32, **changes)

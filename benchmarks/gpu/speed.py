@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stand import Stand
-from hw.agent.activations import Activations, tensor_in
-from hw.agent.cuda import STREAMS, finish, pin
-from hw.agent.instances import Instances, Lane, raced, serve
-from hw.agent.torch_outfit import alone, together
 from hw.networks.servable import gather_into
 from hw.transport.messages import Benchmark, BenchmarkTogether, Input, Point
 from hw.transport.shared_memory import Arena
+from hw.worker.activations import Activations, tensor_in
+from hw.worker.cuda import STREAMS, finish, pin
+from hw.worker.instances import Instances, Lane, raced, serve
+from hw.worker.torch_outfit import alone, together
 
 FIRST: Final = 3.0  # host caches cost up to 1.9 times; a newly selected kernel costs tens
 TOLERANCE: Final = 0.05
@@ -74,7 +74,7 @@ def _passes_ms(instances: Instances, point: Point) -> list[float]:
 
 
 def ways(stand: Stand) -> str:
-    """Measure a block through the whole network in each order of memory, precision and way, in turns."""
+    """Measure a micro-batch through the whole network in each order of memory, precision and way, in turns."""
     formats = [{"channels_last": last, "dtype": dtype} for dtype in ("float32", "bfloat16") for last in (True, False)]
     settings: list[dict[str, Any]] = formats if stand.is_gpu else formats[:2]
     if stand.is_gpu:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import MARK
-from hw.agent.instances import Instances, open_device
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SLIMRESNETS, SlimResNet
 from hw.networks.network_files import ModelFile, save_model
 from hw.networks.slimmable import SlimmableModel
 from hw.telemetry import usable_cores
+from hw.worker.instances import Instances, open_device
 
 NETWORKS: Final = {"cuda": "slimresnet18", "cpu": "digit-pairs"}  # a CPU would take minutes for the large one
 SEED: Final = 0
@@ -63,7 +63,7 @@ class Stand:
 
     @cached_property
     def torch_device(self) -> torch.device:
-        """The device as an agent opens it."""
+        """The device as a worker opens it."""
         return open_device(self.device)
 
     @cached_property

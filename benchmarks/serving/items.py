@@ -139,14 +139,14 @@ def _answered(server: Server) -> int:
 
 
 def faults(stand: Stand) -> list[Row]:
-    """Kill an agent at half of the capacity; then, under the same load, send SIGTERM to a fresh server."""
+    """Kill a worker at half of the capacity; then, under the same load, send SIGTERM to a fresh server."""
     before_s = max(AFTER_S / 2, stand.seconds / 2)
     with stand.ours() as server:
         rate_img_s = saturated_img_s(server, stand.seconds / 2, stand.most_img_s, *SINGLE) / 2
         with ThreadPoolExecutor(1) as clients:
             asked = clients.submit(generate, Load(server.url, rate_img_s, before_s + AFTER_S, 1, "", 1))
             time.sleep(before_s)
-            server.agents()[0].kill()
+            server.workers()[0].kill()
             outcome = asked.result()
     codes = {str(code): count for code, count in outcome.codes.items()}
     failed = outcome.due - outcome.codes[ANSWERED] - outcome.codes[REFUSED]
@@ -156,7 +156,7 @@ def faults(stand: Stand) -> list[Row]:
     ]
     before, after = (percentile(each, 99) for each in parts)
     return [
-        row("faults", "failed at an agent's kill", failed, 0.0, detail={"rate_img_s": rate_img_s, "codes": codes}),
+        row("faults", "failed at a worker's kill", failed, 0.0, detail={"rate_img_s": rate_img_s, "codes": codes}),
         row("faults", f"p99 in the {AFTER_S:g} s after it / before", after / before, 5.0),
         *_ended(stand, rate_img_s, before_s),
     ]

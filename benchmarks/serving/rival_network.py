@@ -1,4 +1,4 @@
-"""The network that rivals serve, at full width, executed as by our agents; and the rivals' settings."""
+"""The network that rivals serve, at full width, executed as by our workers; and the rivals' settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hw.agent.instances import Instances, open_device
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
+from hw.worker.instances import Instances, open_device
 from policies.vocabulary import IMAGE
 
 

@@ -128,15 +128,15 @@ def _widths(outcome: Outcome, segments: int) -> list[tuple[float, ...]]:
 
 
 def _break(server: Server, ups: Ups, ended: threading.Event) -> None:
-    """Kill or stop an agent at intervals, and record which servers are up."""
+    """Kill or stop a worker at intervals, and record which servers are up."""
     rng = stream(3, "soak:faults")
     next_s = time.monotonic() + FAULT_S / 2
     while not ended.wait(LOOK_S):
         ups.look(server)
         if time.monotonic() >= next_s:
             next_s += FAULT_S
-            agents = server.agents()
+            workers = server.workers()
             ups.fault_s = time.monotonic()
-            agents[int(rng.integers(len(agents)))].send_signal(
+            workers[int(rng.integers(len(workers)))].send_signal(
                 signal.SIGSTOP if rng.random() < HANGS else signal.SIGKILL
             )

@@ -64,7 +64,7 @@ class Stand:
     def inside(self) -> int:
         """The largest number of images in its ingress."""
         config = self.job.world().cluster.router
-        return SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
+        return SLOTS * config.servers * config.outstanding_micro_batches * config.micro_batch_sizes[-1]
 
     @property
     def most_img_s(self) -> float:
@@ -127,7 +127,7 @@ class Server:
         """The process that holds the connections."""
         return next(each for each in self.processes()[1:] if _listens(each, self.port))
 
-    def agents(self) -> list[psutil.Process]:
+    def workers(self) -> list[psutil.Process]:
         """Return the servers' processes: those with torch, or an emulated device."""
         others = [each for each in self.processes()[1:] if "resource_tracker" not in " ".join(each.cmdline())]
         return [each for each in others if not _listens(each, self.port)]

@@ -26,7 +26,7 @@ from tests import worlds
 
 DRAWS = 1 << 14
 RATE_IMG_S = 300  # a server
-WIDTHS, GROUPS = 4, (1, 2, 4, 8, 16, 32)
+WIDTHS, MICRO_BATCH_SIZES = 4, (1, 2, 4, 8, 16, 32)
 
 
 @lru_cache
@@ -45,7 +45,7 @@ def cluster(servers: int) -> ClusterSpec:
             replace(server, device=number, attachment=replace(server.attachment, medium=str(number)))
             for number, server in enumerate(four.servers[kind] for kind in kinds)
         ),
-        router=replace(four.router, holds=tuple(four.router.holds[kind] for kind in kinds)),
+        router=replace(four.router, fits=tuple(four.router.fits[kind] for kind in kinds)),
     )
 
 
@@ -59,12 +59,12 @@ def scenario(servers: int, duration_s: float, seed: int = 0) -> tuple[ClusterSpe
 def draws(servers: int) -> NDArray[np.int64]:
     """Draw (DRAWS, 3): server, width index, group."""
     rng = np.random.default_rng(0)
-    columns = rng.integers(servers, size=DRAWS), rng.integers(WIDTHS, size=DRAWS), rng.choice(GROUPS, DRAWS)
+    columns = rng.integers(servers, size=DRAWS), rng.integers(WIDTHS, size=DRAWS), rng.choice(MICRO_BATCH_SIZES, DRAWS)
     return np.ascontiguousarray(np.stack(columns, axis=1), np.int64)
 
 
 class Drawn:
-    """A router that reads its choices from a list; a server that can't take the block passes it on to the next."""
+    """A router that reads its choices from a list; a server that can't take it passes it on to the next."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         widths = spec.router.widths
@@ -80,7 +80,7 @@ class Drawn:
             return choice
         while not servers[server].valid:
             server = (server + 1) % len(servers)
-        return Choice(server, choice.width, choice.group)
+        return Choice(server, choice.width, choice.micro_batch_size)
 
 
 def _drive(row: Any, parameters: Any, choices: Any, observes: bool, out: Any) -> Any:

@@ -3,7 +3,7 @@
     python -m benchmarks.speed.endurance chaos --minutes 10
     python -m benchmarks.speed.endurance soak --minutes 60
 
-`chaos`: one run in which random agents are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
+`chaos`: one run in which random workers are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
 request must have one record, completed or failed with a named reason, and the logs must replay through fresh cores and
 agree with each other.
 `soak`: one run; the memory of each process is read about every 30 seconds, and a straight line laid through it. The
@@ -36,7 +36,7 @@ from hw.router.run_requests import HardwareRun
 from hw.router.server_port import HardwareServer
 from kit.random_streams import stream
 from policies.faults import Crash, Fault, Hang
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import RouterConfig
 from policies.replay import replay_run
 from policies.run_records import RunRecord
@@ -57,10 +57,10 @@ class SoakBench:
         self.model, _ = self.file.load()
         spec = self.model.spec
         sizes = {(s, w): self.model.instance_bytes(s, w) for s in range(1, spec.segments + 1) for w in spec.widths}
-        self.knobs = GreedyKnobs(spec.widths, sizes, 0, BATCH_LIMIT, VRAM_BYTES, idle_unload_ns=2 * NS_PER_S)
+        self.params = GreedyParams(spec.widths, sizes, 0, BATCH_LIMIT, VRAM_BYTES, idle_unload_ns=2 * NS_PER_S)
         devices = local_devices()
         self.servers = [
-            HardwareServer(f"server{i}", devices[i % len(devices)], self.knobs, 0.0, 0.0) for i in range(servers)
+            HardwareServer(f"server{i}", devices[i % len(devices)], self.params, 0.0, 0.0) for i in range(servers)
         ]
         rng = stream(0, "images")
         self.images = rng.normal(size=(256, *spec.input_shape)).astype(np.float32)
@@ -97,7 +97,7 @@ def _tell(progress: RunProgress) -> None:
 
 
 def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: int) -> dict[str, Any]:
-    """Kill and stop agents at random; raises `AssertionError` if a request is lost or ends twice."""
+    """Kill and stop workers at random; raises `AssertionError` if a request is lost or ends twice."""
     bench = SoakBench(servers)
     seconds, rng = minutes * 60, stream(seed, "chaos")
     faults: list[Fault] = []
@@ -116,7 +116,7 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
     assert "" not in failures, "a failure without a reason"
     back_s = [(each.up_ns - each.down_ns) / NS_PER_S for each in record.downtimes if each.up_ns is not None]
     done_s = [(each.finished_ns - each.arrived_ns) / NS_PER_S for each in record.requests if each.status == "completed"]
-    wrong = replay_run(record.log, record.agent_logs, bench.routing(seed)[0], [bench.knobs] * servers)
+    wrong = replay_run(record.log, record.worker_logs, bench.routing(seed)[0], [bench.params] * servers)
     return {
         "minutes": minutes,
         "rate_img_s": rate,
@@ -135,10 +135,10 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
 
 @dataclass(slots=True)
 class MemoryTrend:
-    """Private memory of this process, which routes, and of every agent over time; updated by a run's progress.
+    """Private memory of this process, which routes, and of every worker over time; updated by a run's progress.
 
     Attributes:
-        pids: returns the present processes to read: a restarted agent is another process.
+        pids: returns the present processes to read: a restarted worker is another process.
         sample_s: least time between two readings.
     """
 
@@ -187,7 +187,7 @@ def soak(minutes: float, rate: float, servers: int) -> dict[str, Any]:
 
         def pids() -> dict[str, int]:
             slots = zip(bench.servers, cluster.slots, strict=True)
-            return {"router": os.getpid()} | {server.name: slot.agent.pid for server, slot in slots}
+            return {"router": os.getpid()} | {server.name: slot.worker.pid for server, slot in slots}
 
         memory = MemoryTrend(pids, min(SAMPLE_S, seconds / 10))
         record = bench.run(cluster, seconds, rate, 0, on_progress=memory.tell)

@@ -1,4 +1,4 @@
-"""Clusters whose passes take no time, to measure the router, the agents, and the port between them."""
+"""Clusters whose passes take no time, to measure the router, the workers, and the port between them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.agent.emulated_lanes import EmulatedDevice
-from hw.agent.lanes import BatchEnded, Fitting, LaneEvent, LoadEnded, Outfit, Tell, UnloadEnded
 from hw.networks.network_files import ModelFile
 from hw.router.local_cluster import HardwareCluster
 from hw.router.router_loop import Routing
@@ -20,10 +18,12 @@ from hw.router.run_requests import HardwareRun, ServedNetwork
 from hw.router.server_port import HardwareServer
 from hw.telemetry import Sensor, usable_cores
 from hw.transport.messages import Input, Measurement, Move, Moved, Refused
+from hw.worker.emulated_lanes import EmulatedDevice
+from hw.worker.lanes import BatchEnded, Fitting, LaneEvent, LoadEnded, Outfit, Tell, UnloadEnded
 from kit.random_streams import stream
 from policies.faults import Impairment
-from policies.greedy_scheduler import GreedyKnobs, Spec
-from policies.interfaces import GROUPS, AccuracyPrior, RewardWeights, RouterConfig
+from policies.greedy_scheduler import GreedyParams, Spec
+from policies.interfaces import MICRO_BATCH_SIZES, AccuracyPrior, RewardWeights, RouterConfig
 from policies.router_names import make_router
 from policies.rules.rule_context import RouterContext
 from policies.vocabulary import NS_PER_S, RunBatch, WorkKey
@@ -37,7 +37,7 @@ _DRAIN_S: Final = 10
 
 
 class HollowLanes:
-    """`hw.agent.lanes.Lanes` that end all work at once."""
+    """`hw.worker.lanes.Lanes` that end all work at once."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -62,8 +62,8 @@ class HollowLanes:
 
     def run(self, command: RunBatch) -> None:
         now_ns = time.monotonic_ns()
-        labels = (0,) * len(command.requests) if command.segment == SEGMENTS else ()
-        self._due.append(BatchEnded(command.batch, labels, now_ns, now_ns))
+        predictions = (0,) * len(command.requests) if command.segment == SEGMENTS else ()
+        self._due.append(BatchEnded(command.batch, predictions, now_ns, now_ns))
 
     def take(self, inputs: Sequence[Input]) -> None: ...
 
@@ -83,7 +83,7 @@ class HollowLanes:
 
 @dataclass(frozen=True, slots=True)
 class HollowOutfit:
-    """Factory of lanes, sent to the agent's process, which uses only these cores."""
+    """Factory of lanes, sent to the worker's process, which uses only these cores."""
 
     cores: tuple[int, ...]
 
@@ -106,17 +106,17 @@ def _refuse(asked: Measurement) -> Refused:
 
 
 class HollowCluster(HardwareCluster):
-    """A cluster whose agents have hollow lanes, whatever their devices."""
+    """A cluster whose workers have hollow lanes, whatever their devices."""
 
     def _outfit(self, index: int, file: ModelFile | None) -> Outfit:
         return HollowOutfit(self.servers[index].device.cores)
 
 
 def devices(count: int) -> list[EmulatedDevice]:
-    """Return devices: the first core is the router's; agents have one each or share the last."""
+    """Return devices: the first core is the router's; workers have one each or share the last."""
     cores = usable_cores()
-    agent_cores = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
-    return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in agent_cores]
+    worker_cores = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
+    return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in worker_cores]
 
 
 def served(shape: tuple[int, ...]) -> ServedNetwork:
@@ -128,9 +128,9 @@ def servers(of: Sequence[EmulatedDevice]) -> list[HardwareServer]:
     """Return servers with everything loaded from the start, at full width."""
     sizes = {(segment, width): 1 for segment in range(1, SEGMENTS + 1) for width in WIDTHS}
     preload = tuple((segment, 1.0) for segment in range(1, SEGMENTS + 1))
-    knobs = GreedyKnobs(WIDTHS, sizes, 0, BATCH_LIMIT, 1 << 30, preload=preload)
+    params = GreedyParams(WIDTHS, sizes, 0, BATCH_LIMIT, 1 << 30, preload=preload)
     return [
-        HardwareServer(f"server{index}", device, knobs, 1.0, 2.0, sensor_period_s=0.05)
+        HardwareServer(f"server{index}", device, params, 1.0, 2.0, sensor_period_s=0.05)
         for index, device in enumerate(of)
     ]
 
@@ -157,40 +157,41 @@ class EvenCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLoad:
-    """Arrivals: `block` images at a time, so that a block has this size; `blocks_s` are of all hops together."""
+class MicroBatchLoad:
+    """Arrivals: `micro_batch` images at a time, so that a micro-batch has this size; `micro_batches_s` are of all hops
+    together."""
 
-    block: int
-    blocks_s: float
+    micro_batch: int
+    micro_batches_s: float
     seconds: float
 
     @property
     def arrivals_ns(self) -> NDArray[np.int64]:
-        """Return Poisson arrivals of groups; each group makes a block a segment."""
-        rate = self.blocks_s / SEGMENTS
+        """Return Poisson arrivals of groups; each group makes a micro-batch a segment."""
+        rate = self.micro_batches_s / SEGMENTS
         gaps_s = stream(0, "arrivals").exponential(1 / rate, size=round(rate * self.seconds))
-        return np.repeat((np.cumsum(gaps_s) * NS_PER_S).astype(np.int64), self.block)
+        return np.repeat((np.cumsum(gaps_s) * NS_PER_S).astype(np.int64), self.micro_batch)
 
     def run(self, shape: tuple[int, ...], **changes: Any) -> HardwareRun:
         """Build the executors' run, without a log."""
-        images, labels = np.zeros((_IMAGES, *shape), np.float32), np.zeros(_IMAGES, np.int64)
+        images, predictions = np.zeros((_IMAGES, *shape), np.float32), np.zeros(_IMAGES, np.int64)
         arrivals_ns = self.arrivals_ns
         horizon_ns = int(max(self.seconds * NS_PER_S, arrivals_ns[-1] + 1))
         return HardwareRun(
-            arrivals_ns, images, labels, horizon_ns, **{"drain_limit_ns": _DRAIN_S * NS_PER_S, **changes}
+            arrivals_ns, images, predictions, horizon_ns, **{"drain_limit_ns": _DRAIN_S * NS_PER_S, **changes}
         )
 
 
 def routing(
     name: str,
     count: int,
-    groups: tuple[int, ...] = GROUPS,
+    micro_batch_sizes: tuple[int, ...] = MICRO_BATCH_SIZES,
     segments: int = SEGMENTS,
     widths: tuple[float, ...] = WIDTHS,
     seed: int = 0,
 ) -> tuple[RouterConfig, Routing]:
-    """Build a router by its name over equal servers that hold every instance."""
-    config = RouterConfig(segments, widths, (((True,) * len(widths),) * segments,) * count, groups)
+    """Build a router by its name over equal servers that batching delay every instance."""
+    config = RouterConfig(segments, widths, (((True,) * len(widths),) * segments,) * count, micro_batch_sizes)
     prior = AccuracyPrior({(widths[-1],) * segments: 0.5})
     policy = make_router(name, RouterContext(config, EvenCosts(), prior, (1.0,) * count))
     return config, Routing(policy, stream(seed, f"router:{name}"), RewardWeights(), prior)

@@ -3,7 +3,8 @@
     python -m benchmarks.speed.router_host --runs 5 --out scenarios/data/host.yaml    # then: make profiles
 
 Three emulated servers play `scenarios/paper-live.yaml` five times as slow as the GPUs: nothing computes beside the
-router. Each run has two parts, both with the router `random`. Steady arrivals, few at a time, tell the ways: a block
+router. Each run has two parts, both with the router `random`. Steady arrivals, few at a time, tell the ways: a
+micro-batch
 meets nobody there. Bursts tell what an image costs: blocks of 1 to 128. What the router's process costs is fitted to
 all runs together, as the stage `serving` does it (`scenarios.executors.serving_costs`); the ways are those of the run
 whose mean is the median.
@@ -33,8 +34,8 @@ from sim.device_profile import HandoverTimes, RouterHost
 
 SCENARIO = Path("scenarios/paper-live.yaml")
 SLOWDOWN = 5.0
-LARGEST = 128  # images of a block, and of a batch
-GROUPS = (1, 2, 8, 32, LARGEST)
+LARGEST = 128  # images of a micro-batch, and of a batch
+MICRO_BATCH_SIZES = (1, 2, 8, 32, LARGEST)
 STEADY_IMG_S, BURSTS_IMG_S = 100.0, 900.0
 CV = 8.0  # of the bursts
 PART_S, WARMUP_S = 8.0, 1.0
@@ -57,8 +58,8 @@ class HostRun:
     def __str__(self) -> str:
         host = self.host
         return (
-            f"decision {_cost(host.decision.block_s, host.decision.image_s)}, "
-            f"returned {_cost(host.returned.block_s, host.returned.image_s)}, sent after {host.sent_share:.2f}, "
+            f"decision {_cost(host.decision.micro_batch_s, host.decision.image_s)}, "
+            f"returned {_cost(host.returned.micro_batch_s, host.returned.image_s)}, sent after {host.sent_share:.2f}, "
             f"received after {host.received_share:.2f}; "
             f"there {1e6 * self.handover.there_s:.0f} us, back {1e6 * self.handover.back_s:.0f} us; "
             f"the router was busy for {100 * self.busy:.0f} % of the time in bursts"
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def slowed(scenario: Scenario) -> Scenario:
-    """Return the scenario with this bench's slowdown and blocks."""
+    """Return the scenario with this bench's slowdown and micro-batches."""
     cluster, router = scenario.cluster, scenario.router
     devices = [(server, server.device) for server in cluster.named_servers]
     servers = tuple(
@@ -93,7 +94,7 @@ def slowed(scenario: Scenario) -> Scenario:
     return scenario.model_copy(
         update={
             "cluster": cluster.model_copy(update={"servers": servers, "greedy": greedy}),
-            "router": router.model_copy(update={"groups": GROUPS}),
+            "router": router.model_copy(update={"micro_batch_sizes": MICRO_BATCH_SIZES}),
         }
     )
 
@@ -142,9 +143,9 @@ def together(world: World, runs: Sequence[HostRun], command: str) -> MeasuredHos
 def spread_of(runs: Sequence[HostRun]) -> str:
     """Describe the smallest and largest values of single runs, in microseconds."""
     columns: list[tuple[str, Callable[[HostRun], float]]] = [
-        ("a decision", lambda run: 1e6 * run.host.decision.block_s),
+        ("a decision", lambda run: 1e6 * run.host.decision.micro_batch_s),
         ("an image of it", lambda run: 1e6 * run.host.decision.image_s),
-        ("a message back", lambda run: 1e6 * run.host.returned.block_s),
+        ("a message back", lambda run: 1e6 * run.host.returned.micro_batch_s),
         ("an image of it", lambda run: 1e6 * run.host.returned.image_s),
         ("there", lambda run: 1e6 * run.handover.there_s),
         ("back", lambda run: 1e6 * run.handover.back_s),
@@ -157,8 +158,8 @@ def _middle(handovers: Sequence[HandoverTimes]) -> HandoverTimes:
     return sorted(handovers, key=lambda each: each.there_s + each.back_s)[(len(handovers) - 1) // 2]
 
 
-def _cost(block_s: float, image_s: float) -> str:
-    return f"{1e6 * block_s:.0f} + {1e6 * image_s:.1f} us an image"
+def _cost(micro_batch_s: float, image_s: float) -> str:
+    return f"{1e6 * micro_batch_s:.0f} + {1e6 * image_s:.1f} us an image"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 python -m benchmarks.speed.slimming slimresnet18 --device cpu:0 --json slimming.json
 
-What is timed is what serves: instances as `hw.agent.instances.Instances` makes them, and `serve` from single
+What is timed is what serves: instances as `hw.worker.instances.Instances` makes them, and `serve` from single
 activations on. All that is compared runs in turns. Ways: `served` is an instance of that very width, `views` one of
 full width that runs narrower. Baselines of the full width start from the same images: `plain stack` is torchvision's
 blocks with BatchNorm, `one piece` all segments in one call, `torch.compile` that compiled.
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
 from benchmarks.speed.harness import in_turns, show, write
-from hw.agent.activations import in_format
-from hw.agent.instances import Instances, open_device, serve
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SlimResNet, SlimResNetConfig
 from hw.networks.network_files import Network
 from hw.networks.servable import Instance, Row, gather, rows_of
 from hw.networks.slimmable import SlimmableModel
+from hw.worker.activations import in_format
+from hw.worker.instances import Instances, open_device, serve
 from policies.vocabulary import IMAGE
 from scenarios.executors.device_choice import chosen_devices
 

@@ -91,7 +91,7 @@ class TimedRouters:
 
 
 def _every_choice(spec: PolicySpec) -> NDArray[np.float64]:
-    """Return the input of `kernels.choose` if every server can take the block at every width."""
+    """Return the input of `kernels.choose` if every server can take the micro-batch at every width."""
     numbers = np.zeros(6 + 4 * spec.servers)
     numbers.view(np.int64)[9::4] = (1 << len(spec.widths)) - 1
     return numbers

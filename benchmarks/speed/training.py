@@ -25,19 +25,19 @@ def main() -> None:
     options = parser.parse_args()
     cluster = worlds.cluster([worlds.profile(f"p{i}", speed=1.0 - 0.2 * i, per_image_s=5e-5) for i in range(3)])
     spec = PolicySpec.of(cluster.router, (250.0,) * 3)
-    knobs = TrainingSection(decisions=options.decisions, batch=options.batch, minibatch=options.minibatch)
+    params = TrainingSection(decisions=options.decisions, batch=options.batch, minibatch=options.minibatch)
 
     def episode(seed: int) -> RunSpec:
         return worlds.run(cluster, worlds.poisson_s(600, 10, seed), 10, detail=False, end="cut", seed=seed)
 
     def begin(first: int) -> Rollouts:
-        return Rollouts(cluster, episode, spec, knobs.hidden, 0, threads=2, first_episode=first)
+        return Rollouts(cluster, episode, spec, params.hidden, 0, threads=2, first_episode=first)
 
-    trainer = Trainer(begin, spec, knobs, 0)
+    trainer = Trainer(begin, spec, params, 0)
     trainer.iterate()
     before = trainer.progress["decisions"]
     wall_s, cpu_s = time.perf_counter(), time.process_time()
-    while trainer.progress["decisions"] < knobs.decisions:
+    while trainer.progress["decisions"] < params.decisions:
         trainer.iterate()
     decisions = trainer.progress["decisions"] - before
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s

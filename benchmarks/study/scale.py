@@ -24,15 +24,15 @@ import pandas as pd
 from benchmarks.grid import GridRow, Row, code_state
 from kit.documents import inputs_hash
 from kit.random_streams import stream
-from policies.compiled.plan_layout import Draws, Plan, Sheet, blank_sheet
+from policies.compiled.plan_layout import Draws, ObservationRecord, Plan, blank_observation
 from policies.compiled.rule_kernels import choose
-from policies.interfaces import RoutingPolicy, hold_rule_of
+from policies.interfaces import RoutingPolicy, batching_delay_rule_of
 from policies.router_kinds import COMPASS
 from policies.router_plans import plan_of
 from policies.rules.rule_params import RuleSpec
 from scenarios.files.bundled_files import made_kind
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.learn.tune import knobs_of, tune_world
+from scenarios.learn.tune import params_of, tune_world
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.fluid_bound import FluidModel
 from scenarios.runs.simulated_runs import simulate_metrics
@@ -40,7 +40,7 @@ from scenarios.world.resolved_scenario import World
 from scenarios.world.scenario_building import make_world
 from sim.compiled.cluster_rows import program_of
 from sim.compiled.compiled_run import NO_ANSWER, RouterAnswer, RunRow, go_on
-from sim.compiled.event_loop import write_sheet
+from sim.compiled.event_loop import write_observation
 from sim.compiled.row_layout import ASKED, ENDED, Cluster, Parameters
 
 SIZES: Final = (10, 30, 100, 300, 1000)
@@ -114,7 +114,7 @@ def measure(seeds: int, point: GridRow) -> Row:
 def tuned(path: Path, servers: int, kind: str) -> tuple[RuleSpec, float]:
     """Return a rule tuned for a load and a size, as by `slimsched train`, and the CPU time of tuning."""
     world, begun_s = world_of(path, servers, SAMPLES), time.process_time()
-    return tune_world(world, kind, knobs_of(world)).spec, time.process_time() - begun_s
+    return tune_world(world, kind, params_of(world)).spec, time.process_time() - begun_s
 
 
 def router_of(world: World, name: str, path: Path, servers: int) -> RoutingPolicy:
@@ -131,14 +131,14 @@ def _at(result: Any, path: Sequence[str]) -> float:
     return float(result)
 
 
-def _ask_again(row: Any, parameters: Any, plan_row: Any, sheet_row: Any, times: int) -> int:
+def _ask_again(row: Any, parameters: Any, plan_row: Any, observation_row: Any, times: int) -> int:
     c, p = Cluster(row), Parameters(parameters)
-    plan, sheet = Plan(plan_row), Sheet(sheet_row)
+    plan, observation = Plan(plan_row), ObservationRecord(observation_row)
     total = 0
     for _ in range(times):
         plan.draw = 0
-        write_sheet(c, p, plan, sheet)
-        choose(plan, sheet)
+        write_observation(c, p, plan, observation)
+        choose(plan, observation)
         total += plan.server
     return total
 
@@ -152,14 +152,14 @@ def decision_us(world: World, name: str) -> float:
     router = world.router(name)
     planned, costs_us = plan_of(router, world.cluster.router), list[float]()
     assert planned is not None, f"{name} has no compiled form here"
-    sheet, rule = blank_sheet(run.program.servers), hold_rule_of(router)
+    observation, rule = blank_observation(run.program.servers), batching_delay_rule_of(router)
     if rule is not None:
-        run.set_hold_rule(rule)
+        run.set_batching_delay_rule(rule)
     plan, outside = planned.row, np.zeros(Plan.size, np.int64)
     Draws(plan, stream(0, "router")).draw()
     answer = NO_ANSWER
     while len(costs_us) < TIMED:
-        status = go_on(run, answer, outside, sheet)
+        status = go_on(run, answer, outside, observation)
         answer = NO_ANSWER
         if status == ENDED:
             break
@@ -169,10 +169,10 @@ def decision_us(world: World, name: str) -> float:
         is_late = run.cluster.now_ns > run.cluster.horizon_ns // 3
         again = ASKED_AGAIN if is_late and run.cluster.decision % 7 == 0 else 1
         begun_s = time.process_time()
-        _asked_again(run.row, run.shape.parameters, plan, sheet, again)
+        _asked_again(run.row, run.shape.parameters, plan, observation, again)
         if again > 1:
             costs_us.append((time.process_time() - begun_s) / again * 1e6)
-        answer = RouterAnswer(Plan(plan).server, Plan(plan).width, Plan(plan).group)
+        answer = RouterAnswer(Plan(plan).server, Plan(plan).width, Plan(plan).micro_batch_size)
     return float(np.median(costs_us))
 
 

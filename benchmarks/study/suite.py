@@ -30,7 +30,7 @@ from scenarios.files.bundled_files import RULE_SUFFIX, SHIPPED
 from scenarios.files.router_files import write_rule
 from scenarios.job import comparing_stage
 from scenarios.job.comparing_stage import PUBLISHED, SuiteCase, SuiteFile
-from scenarios.learn.evaluator import TuningKnobs
+from scenarios.learn.evaluator import TuningParams
 from scenarios.learn.tune import FloorError, tune_world
 from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
 from scenarios.metrics.result_documents import Case, Figure, SuiteScore, rows_of
@@ -152,15 +152,15 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
     if (path.is_file() or failed.is_file()) and not force:
         return
     scenario = case.world.scenario
-    knobs = TuningKnobs(floor=case.floor, decisions=DECISIONS, searches=SEARCHES, seed=scenario.seed)
+    params = TuningParams(floor=case.floor, decisions=DECISIONS, searches=SEARCHES, seed=scenario.seed)
 
     def say(text: str) -> None:
         print(f"{case.name}: {text}", file=sys.stderr)
 
     began_s = time.monotonic()
     try:
-        with announced(case.world, kind, knobs, say=say, quiet=False) as tell:
-            tuned = tune_world(case.world, kind, knobs, on_progress=tell)
+        with announced(case.world, kind, params, say=say, quiet=False) as tell:
+            tuned = tune_world(case.world, kind, params, on_progress=tell)
     except FloorError as error:
         path.unlink(missing_ok=True)
         write_text(failed, f"{error}\n")

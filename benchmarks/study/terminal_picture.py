@@ -1,4 +1,4 @@
-"""README's image of a terminal: the first block of `docs/quickstart.md` as an SVG file that plays once.
+"""README's image of a terminal: the first micro-batch of `docs/quickstart.md` as an SVG file that plays once.
 
     COLUMNS=100 slimsched run paper-live-quick           # in a terminal; its output goes into docs/quickstart.md
     python -m benchmarks.study.terminal_picture           # docs/images/quickstart.svg is made from that page
@@ -46,8 +46,8 @@ _STYLE: Final = """
 """
 
 
-def first_block(page: str) -> list[str]:
-    """Return the lines of a page's first block of code, without its indentation."""
+def first_micro_batch(page: str) -> list[str]:
+    """Return the lines of a page's first micro-batch of code, without its indentation."""
     lines: list[str] = []
     for line in page.splitlines():
         if line.startswith(_INDENT):
@@ -104,4 +104,4 @@ def _run(text: str, kind: str, column: int, y: float, at_s: float) -> str:
 
 if __name__ == "__main__":
     with atomic_path(PICTURE) as temporary:
-        temporary.write_text(picture(first_block(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")
+        temporary.write_text(picture(first_micro_batch(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")

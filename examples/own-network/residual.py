@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 
-GROUP = 4  # channels that are normalized together, at every width
+MICRO_BATCH_SIZE = 4  # channels that are normalized together, at every width
 
 
 class Residual(SlimmableModel):
@@ -27,7 +27,7 @@ class Residual(SlimmableModel):
         return ModelSpec(segments=3, widths=(0.25, 0.5, 1.0), input_shape=(1, 16, 16), classes=8)
 
     def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
-        """The leading slices that take part: a block's inputs are as wide as the segment before was run."""
+        """The leading slices that take part: a micro-batch's inputs are as wide as the segment before was run."""
         outputs = round(self.channels * width)
         inputs = 1 if segment == 1 else round(self.channels * previous_width)
         shapes: dict[str, Shape] = {f"skip{segment}": (outputs, inputs, 1, 1)}
@@ -41,7 +41,7 @@ class Residual(SlimmableModel):
 
         def normed(name: str, x: Tensor, stride: int) -> Tensor:
             kernel, x = weights[name], F.conv2d(x, weights[name], stride=stride, padding=1)
-            return F.group_norm(x, len(kernel) // GROUP, weights[f"{name}_scale"], weights[f"{name}_shift"])
+            return F.group_norm(x, len(kernel) // MICRO_BATCH_SIZE, weights[f"{name}_scale"], weights[f"{name}_shift"])
 
         inner = torch.relu(normed(f"first{segment}", x, stride))
         skipped = F.conv2d(x, weights[f"skip{segment}"], stride=stride)

@@ -21,11 +21,11 @@ class Thrifty:
         self.config, self.costs = context.config, context.costs
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """For the block that waits; the first widest width whose turn it is."""
+        """For the micro-batch that waits; the first widest width whose turn it is."""
         valid = [index for index, server in enumerate(view.servers) if server.valid]
         index = min(valid, key=lambda index: (self.crowd(view, index), self.joules(view, index)))
         held = [width for width, fits in zip(self.config.widths, view.servers[index].widths, strict=True) if fits]
-        return Choice(index, held[max(0, len(held) - 1 - self.crowd(view, index))], self.config.groups[-1])
+        return Choice(index, held[max(0, len(held) - 1 - self.crowd(view, index))], self.config.micro_batch_sizes[-1])
 
     def crowd(self, view: ClusterView, index: int) -> int:
         """How many steps of requests are at a server."""

@@ -14,4 +14,4 @@ shape = [1, *client.get_model_metadata(name)["inputs"][0]["shape"][1:]]
 image = triton.InferInput("image", shape, "FP32")
 image.set_data_from_numpy(np.random.default_rng().random(shape, np.float32))
 answer = client.infer(name, [image], timeout=5_000_000)  # microseconds
-print("label", answer.as_numpy("label"), "widths", answer.as_numpy("widths"))
+print("prediction", answer.as_numpy("prediction"), "widths", answer.as_numpy("widths"))

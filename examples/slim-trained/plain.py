@@ -18,7 +18,7 @@ EPOCHS, BATCH, RATE = 8, 64, 0.1
 
 
 class Plain(ResNet):  # type: ignore[misc]
-    """Four stages of one block; the stem keeps the image's size."""
+    """Four stages of one micro-batch; the stem keeps the image's size."""
 
     def __init__(self, channels: int = 24) -> None:
         super().__init__(BasicBlock, [1, 1, 1, 1], num_classes=100)

@@ -47,8 +47,8 @@ def chosen_there(model: MaskablePPO, router: PPORouter, view: ClusterView) -> Ch
     servers, widths = masks(view)
     allowed = np.concatenate([servers, widths[servers].any(axis=0), np.ones(6, np.bool_)])
     action, _ = model.predict(router.spec.observation.observe(view), action_masks=allowed, deterministic=True)
-    server, width, group = action.tolist()
-    return Choice(server, router.spec.widths[width], router.spec.groups[group])
+    server, width, micro_batch_size = action.tolist()
+    return Choice(server, router.spec.widths[width], router.spec.micro_batch_sizes[micro_batch_size])
 
 
 def test_it_chooses_as_it_did_in_the_library(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_it_chooses_as_it_did_in_the_library(tmp_path: Path) -> None:
     assert [router.choose(view, RNG) for view in seen] == first
     assert [router.choose(view, RNG) for view in others] == second
     assert len(seen) > 300
-    for part in ("server", "width", "group"):  # it has more than one answer, so this could fail
+    for part in ("server", "width", "micro_batch_size"):  # it has more than one answer, so this could fail
         assert len({getattr(answer, part) for answer in (*first, *second)}) > 1, part
 
 

@@ -1,1 +1,1 @@
-"""The door for clients: the Open Inference Protocol over HTTP, in a process without torch, before the router's."""
+"""The front end for clients: the Open Inference Protocol over HTTP, in a process without torch, before the router's."""

@@ -23,7 +23,7 @@ from hw.frontend.traffic_metrics import LivePage, Metrics
 from policies.router_queue import REFUSED
 
 DEADLINE: Final = "deadline"
-NO_LABEL: Final = "no_label"
+NO_PREDICTION: Final = "no_prediction"
 HEARD_S: Final = 2.0  # the router reports several times a second
 _AHEAD_S: Final = 0.01  # a client counts, too, from when it asked: it may leave a moment before its time is up here
 _TRACE: Final = "traceparent"
@@ -192,7 +192,7 @@ class Admission:
     def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
         self._metrics.failed.labels(reason).inc(count)
         self._journal.note("request_failed", reason=reason, images=count, **trace)
-        if reason == NO_LABEL:
+        if reason == NO_PREDICTION:
             return RequestError("scores: not finite; some value of the image is too large", 400)
         if reason == DEADLINE:
             return RequestError(f"no answer within {timeout_s:g} s", 504)

@@ -24,7 +24,7 @@ from hw.frontend.router_link import (
 from hw.host_resources import CollectionMeter
 from hw.router.router_loop import RunProgress
 from hw.router.transfers import RequestImages
-from hw.transport.agent_port import PortClosedError
+from hw.transport.worker_port import PortClosedError
 from policies.interfaces import RouterConfig
 from policies.run_records import BatchTold
 from policies.vocabulary import (
@@ -41,7 +41,7 @@ from policies.vocabulary import (
     TelemetrySampled,
 )
 
-UNKNOWN = -1  # the label of an image whose label is not given
+UNKNOWN = -1  # the prediction of an image whose prediction is not given
 
 
 class Clients:
@@ -78,13 +78,14 @@ class Clients:
         return arrival
 
     def judge(
-        self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes
+        self, requests: tuple[int, ...], width: float, predictions: tuple[int, ...], scores: bytes
     ) -> tuple[bool, ...]:
-        """See `Traffic`: the right labels are unknown; a request's answer is kept until it ends."""
+        """See `Traffic`: the right predictions are unknown; a request's answer is kept until it ends."""
         size = len(scores) // len(requests)
-        for index, (request, label) in enumerate(zip(requests, labels, strict=False)):  # none, of an emulated device
+        # none, of an emulated device
+        for index, (request, prediction) in enumerate(zip(requests, predictions, strict=False)):
             if request in self._slot_of:
-                self._answers[request] = label, scores[index * size : (index + 1) * size]
+                self._answers[request] = prediction, scores[index * size : (index + 1) * size]
         return ()
 
     def end(self, command: RequestCompleted | RequestFailed) -> None:
@@ -94,11 +95,13 @@ class Clients:
             return
         del self._request_in[slot]
         arrived_ns = self._arrived_ns.pop(slot)
-        label, scores = self._answers.pop(command.request, (UNKNOWN, b""))
+        prediction, scores = self._answers.pop(command.request, (UNKNOWN, b""))
         if isinstance(command, RequestFailed):
             self._ingress.port.post(Failed(slot, command.reason))
         else:
-            self._ingress.port.post(Answered(slot, label, command.widths, scores, self._clock.now_ns() - arrived_ns))
+            self._ingress.port.post(
+                Answered(slot, prediction, command.widths, scores, self._clock.now_ns() - arrived_ns)
+            )
 
     def hear(self) -> None:
         """See `Traffic`; raises `WorkError` if the ingress dies repeatedly."""
@@ -188,7 +191,7 @@ class Tally:
     @property
     def is_ready(self) -> bool:
         """Whether every segment has a server that is up and can hold it."""
-        up = [holds for holds, is_up in zip(self._router.holds, self._up, strict=True) if is_up]
+        up = [fits for fits, is_up in zip(self._router.fits, self._up, strict=True) if is_up]
         return bool(up) and all(any(map(any, masks)) for masks in zip(*up, strict=True))
 
     @property

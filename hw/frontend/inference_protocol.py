@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 INPUT: Final = "image"
-OUTPUTS: Final = ("label", "scores", "widths")
+OUTPUTS: Final = ("prediction", "scores", "widths")
 JSON_BYTES: Final = 1 << 20  # of JSON: it is parsed in one go, while all other requests wait
 US_NS: Final = 1_000
 MOST_US: Final = 10**12  # of a timeout: eleven days
@@ -90,14 +90,14 @@ class Served:
 
     def metadata(self) -> dict[str, Any]:
         """Return the model's metadata in the protocol's form."""
-        columns = {"label": [-1], "scores": [-1, self.classes], "widths": [-1, self.segments]}
+        columns = {"prediction": [-1], "scores": [-1, self.classes], "widths": [-1, self.segments]}
         return {
             "name": self.name,
             "versions": [self.version],
             "platform": "slimsched",
             "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.shape]}],
             "outputs": [
-                {"name": name, "datatype": "INT64" if name == "label" else "FP32", "shape": columns[name]}
+                {"name": name, "datatype": "INT64" if name == "prediction" else "FP32", "shape": columns[name]}
                 for name in self.outputs
             ],
         }
@@ -161,7 +161,7 @@ class Answer:
         expected: the probability that it is right, by that model's accuracy table; 0 without a table.
     """
 
-    label: int
+    prediction: int
     widths: tuple[float, ...]
     scores: bytes
     version: str
@@ -306,7 +306,7 @@ def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
 def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]:
     """Return datatype and values of each output, by its name."""
     return {
-        "label": ("INT64", np.array([each.label for each in answers], "<i8")),
+        "prediction": ("INT64", np.array([each.prediction for each in answers], "<i8")),
         "widths": ("FP32", np.array([each.widths for each in answers], "<f4")),
         "scores": ("FP32", np.frombuffer(b"".join([each.scores for each in answers]), "<f4").reshape(len(answers), -1)),
     }

@@ -29,8 +29,8 @@ from hw.frontend.inference_protocol import Served, error_body
 from hw.frontend.router_link import Bridge, IngressPort, RouterPort, Serving, Status, ToIngress, ToRouter, slots_of
 from hw.frontend.traffic_metrics import LivePage, Metrics
 from hw.host_resources import allow_descriptors
-from hw.transport.agent_port import socket_pair
 from hw.transport.shared_memory import Arena
+from hw.transport.worker_port import socket_pair
 from kit.errors import WorkError
 
 if TYPE_CHECKING:

@@ -219,7 +219,9 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
         head = msgspec.json.encode(
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
-                "outputs": [{"name": output, "parameters": {"binary_data": True}} for output in ("label", "widths")],
+                "outputs": [
+                    {"name": output, "parameters": {"binary_data": True}} for output in ("prediction", "widths")
+                ],
                 **({"parameters": {"class": name}} if name else {}),
             }
         )

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.frontend.inference_protocol import Answer, Served
-from hw.transport.agent_port import FLUSH_NS, Port, PortClosedError
 from hw.transport.messages import Message
 from hw.transport.shared_memory import Arena
+from hw.transport.worker_port import FLUSH_NS, Port, PortClosedError
 from kit.units import NS_PER_S
 
 
@@ -51,14 +51,14 @@ class Answered(Message, frozen=True):
     """An image has passed all segments.
 
     Attributes:
-        label: -1 if the device is emulated.
+        prediction: -1 if the device is emulated.
         widths: that it was served at.
         scores: its logits, float32; empty if the device is emulated.
         took_ns: from its arrival to its end, as the router counts latencies.
     """
 
     slot: int
-    label: int
+    prediction: int
     widths: tuple[float, ...]
     scores: bytes
     took_ns: int
@@ -258,9 +258,9 @@ class Bridge:
             return
         for message in messages:
             match message:
-                case Answered(slot, label, widths, scores, took_ns):
+                case Answered(slot, prediction, widths, scores, took_ns):
                     expected = self.served.top1.get(widths, 0.0)
-                    answer = Answer(label, widths, scores, self.served.version, took_ns, expected)
+                    answer = Answer(prediction, widths, scores, self.served.version, took_ns, expected)
                     self._release(slot).answer(slot, answer)
                 case Failed(slot, reason):
                     call = self._release(slot)

@@ -3,7 +3,7 @@
 Rules: `slimsched model check module:Class` checks them, the training of a user's network does before it begins, and the
 project's tests do for its own networks. Each rule is checked for every work key, on the CPU, with random weights.
 
-Capture: a captured pass (`hw.agent.cuda`) is a fixed list of kernels. During the capture nothing may wait for the
+Capture: a captured pass (`hw.worker.cuda`) is a fixed list of kernels. During the capture nothing may wait for the
 device: no number may be read back, no shape may depend on numbers, nothing may be copied from or to the host's pageable
 memory. `uncapturable` uses torch's fake tensors, which hold no numbers, so an operation that would wait raises an
 error. A network that can't be captured is still served, with each kernel launched separately.

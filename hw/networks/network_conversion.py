@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from hw.networks.datasets import Dataset, Images, Pixels
 from hw.networks.network_files import model_hash
 from hw.networks.network_tracing import UnknownLayerError, structure_of
-from hw.networks.network_training import TrainingKnobs, recipe, require_checkpoint, top1, train
+from hw.networks.network_training import TrainingParams, recipe, require_checkpoint, top1, train
 from hw.networks.slimmable import TABLES, Dimension, Layer, SlimmedNetwork, Weights, weight_name
 from hw.networks.third_party_networks import GivenNetwork, Rescale
 from kit.errors import InputError, WorkError, in_a_line
@@ -323,24 +323,24 @@ def converted(
         model = made_slimmable(given, torch.from_numpy(np.asarray(dataset.test_images[:4])), widths)
     except UnknownLayerError as error:
         raise InputError(label, "", f"can't be made slimmable: {error}") from None
-    knobs = replace(
+    params = replace(
         recipe(dataset.name, ""), batch=min(64, len(dataset.train_labels)), learning_rate=0.02, warmup_epochs=0.2,
         label_smoothing=0.0, random_tuples=2, label_share=0.5, growth=(), probe_epochs=0, device=device,
     )  # fmt: skip
     source = _Sorted(f"{label} {model_hash(model.state_dict())}", model)
     if checkpoint is not None and checkpoint.exists():
-        tuning_set, knobs = _begun(checkpoint, dataset, knobs)
+        tuning_set, params = _begun(checkpoint, dataset, params)
     else:
-        tuning_set, knobs = _within(seconds, source, dataset, knobs, given)
-    tuned = train(source, tuning_set, knobs, checkpoint=checkpoint, on_step=on_step, teacher=given)
+        tuning_set, params = _within(seconds, source, dataset, params, given)
+    tuned = train(source, tuning_set, params, checkpoint=checkpoint, on_step=on_step, teacher=given)
     assert isinstance(tuned, SlimmedNetwork), "it was one"
-    recalibrate(tuned.to(device), dataset.train_images, knobs.seed)
+    recalibrate(tuned.to(device), dataset.train_images, params.seed)
     tuned.eval()
     top1_by_width = {
         width: top1(lambda x, width=width: tuned(x, (width,) * tuned.spec.segments), dataset, device)  # type: ignore[misc]
         for width in tuned.spec.widths
     }
-    conversion = Conversion(tuned.to("cpu"), top1(given.to(device), dataset, device), top1_by_width, knobs.epochs)
+    conversion = Conversion(tuned.to("cpu"), top1(given.to(device), dataset, device), top1_by_width, params.epochs)
     if checkpoint is not None:
         checkpoint.unlink()
     if conversion.given - conversion.top1[1.0] > MOST_LOST:
@@ -351,28 +351,28 @@ def converted(
 
 
 def _within(
-    seconds: float, source: _Sorted, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module
-) -> tuple[Dataset, TrainingKnobs]:
-    """Return images and knobs that fit in the time: at least one epoch, of fewer, randomly drawn images if needed."""
+    seconds: float, source: _Sorted, dataset: Dataset, params: TrainingParams, teacher: nn.Module
+) -> tuple[Dataset, TrainingParams]:
+    """Return images and parameters that fit in the time: at least one epoch, of fewer images if needed."""
     begin_ns = time.monotonic_ns()
-    probe = _part(dataset, _PROBED_STEPS * knobs.batch, knobs)
-    train(source, probe, replace(knobs, epochs=1), teacher=teacher)
+    probe = _part(dataset, _PROBED_STEPS * params.batch, params)
+    train(source, probe, replace(params, epochs=1), teacher=teacher)
     image_s = (time.monotonic_ns() - begin_ns) / 1e9 / len(probe.train_labels)
     epochs = seconds / (image_s * len(dataset.train_labels))
     if epochs < 1:
-        images = max(knobs.batch, int(epochs * len(dataset.train_labels)))
-        return _part(dataset, images, knobs), replace(knobs, epochs=1)
-    return dataset, replace(knobs, epochs=min(_MAX_EPOCHS, int(epochs)))
+        images = max(params.batch, int(epochs * len(dataset.train_labels)))
+        return _part(dataset, images, params), replace(params, epochs=1)
+    return dataset, replace(params, epochs=min(_MAX_EPOCHS, int(epochs)))
 
 
-def _begun(checkpoint: Path, dataset: Dataset, knobs: TrainingKnobs) -> tuple[Dataset, TrainingKnobs]:
-    """Return the images and the knobs (with the planned epochs) of an interrupted tuning."""
+def _begun(checkpoint: Path, dataset: Dataset, params: TrainingParams) -> tuple[Dataset, TrainingParams]:
+    """Return the images and the parameters (with the planned epochs) of an interrupted tuning."""
     _, metadata = require_checkpoint(checkpoint)
     images = int(metadata["images"])
-    tuning_set = dataset if images == len(dataset.train_labels) else _part(dataset, images, knobs)
-    return tuning_set, replace(knobs, epochs=int(metadata["planned_epochs"]))
+    tuning_set = dataset if images == len(dataset.train_labels) else _part(dataset, images, params)
+    return tuning_set, replace(params, epochs=int(metadata["planned_epochs"]))
 
 
-def _part(dataset: Dataset, images: int, knobs: TrainingKnobs) -> Dataset:
-    indices = stream(knobs.seed, "slimming:part").permutation(len(dataset.train_labels))[:images]
+def _part(dataset: Dataset, images: int, params: TrainingParams) -> Dataset:
+    indices = stream(params.seed, "slimming:part").permutation(len(dataset.train_labels))[:images]
     return replace(dataset, train_images=dataset.train_images[indices], train_labels=dataset.train_labels[indices])

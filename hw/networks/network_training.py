@@ -125,7 +125,7 @@ Optimizer = Literal["sgd", "adamw"]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingKnobs:
+class TrainingParams:
     """Settings of training.
 
     Attributes:
@@ -175,7 +175,7 @@ class TrainingKnobs:
 
 
 # half a minute, with one drawn tuple a step; no crops: a digit's position is its place value
-_DIGIT_PAIRS: Final = TrainingKnobs(
+_DIGIT_PAIRS: Final = TrainingParams(
     epochs=3,
     batch=32,
     learning_rate=0.05,
@@ -185,7 +185,7 @@ _DIGIT_PAIRS: Final = TrainingKnobs(
     probe_epochs=0,
 )
 
-_ADAMW: Final = TrainingKnobs(
+_ADAMW: Final = TrainingParams(
     optimizer="adamw",
     learning_rate=2e-3,
     weight_decay=0.05,
@@ -194,17 +194,17 @@ _ADAMW: Final = TrainingKnobs(
     label_smoothing=0.05,
 )
 
-RECIPES: dict[str, TrainingKnobs] = {
+RECIPES: dict[str, TrainingParams] = {
     # 8x8 strokes fill their frame: shifting them costs more than it teaches
-    "digits": TrainingKnobs(epochs=12, learning_rate=0.06, warmup_epochs=1.0, probe_epochs=0),
+    "digits": TrainingParams(epochs=12, learning_rate=0.06, warmup_epochs=1.0, probe_epochs=0),
     "digit-pairs": _DIGIT_PAIRS,
     # two and a half minutes of an H200, by the time a step took there; four epochs taught it 8 % of the answers
     "large-digit-pairs": replace(_DIGIT_PAIRS, epochs=12, batch=64, warmup_epochs=1.0),
     # two cores train it in ten minutes; the network is bundled
     "large-digit-pairs slimresnet-pairs": replace(_DIGIT_PAIRS, epochs=16),
-    "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
+    "cifar100": TrainingParams(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
     # two cores train it in about an hour; so small a network underfits: little smoothing, and small images first
-    "cifar100 slimresnet-tiny": TrainingKnobs(
+    "cifar100 slimresnet-tiny": TrainingParams(
         epochs=52,
         batch=128,
         learning_rate=0.2,
@@ -221,9 +221,9 @@ RECIPES: dict[str, TrainingKnobs] = {
 }
 
 
-def recipe(dataset: str, network: str) -> TrainingKnobs:
-    """Return the default settings for a network on a data set; on a user's own, the defaults of `TrainingKnobs`."""
-    return RECIPES.get(f"{dataset} {network}") or RECIPES.get(dataset, TrainingKnobs())
+def recipe(dataset: str, network: str) -> TrainingParams:
+    """Return the default settings for a network on a data set; on a user's own, the defaults of `TrainingParams`."""
+    return RECIPES.get(f"{dataset} {network}") or RECIPES.get(dataset, TrainingParams())
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,18 +244,18 @@ class EpochReport:
     top1: Mapping[float, float] = field(default_factory=dict)
 
 
-def learning_rate(knobs: TrainingKnobs, epoch: float) -> float:
+def learning_rate(params: TrainingParams, epoch: float) -> float:
     """Return the rate of a linear warm-up, then a cosine to zero; `epoch` counts fractions."""
-    if epoch < knobs.warmup_epochs:
-        return knobs.learning_rate * epoch / knobs.warmup_epochs
-    share = (epoch - knobs.warmup_epochs) / max(knobs.epochs - knobs.warmup_epochs, 1e-9)
-    return knobs.learning_rate * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+    if epoch < params.warmup_epochs:
+        return params.learning_rate * epoch / params.warmup_epochs
+    share = (epoch - params.warmup_epochs) / max(params.epochs - params.warmup_epochs, 1e-9)
+    return params.learning_rate * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
 
 
 def train(
     network: Trainable,
     dataset: Dataset,
-    knobs: TrainingKnobs,
+    params: TrainingParams,
     on_epoch: Callable[[EpochReport], None] | None = None,
     checkpoint: Path | None = None,
     tensorboard: Path | None = None,
@@ -274,11 +274,14 @@ def train(
         The trained network, on the CPU.
 
     Raises:
-        InputError: the data does not fit the network, or the checkpoint is of another configuration or other knobs.
+        InputError: the data does not fit the network, or the checkpoint is of another configuration or other
+            parameters.
         WorkError: training diverged.
     """
     with _deterministic():  # otherwise a resumed run differs from an uninterrupted one
-        return _trained(_Training(network, dataset, knobs, teacher), knobs, on_epoch, checkpoint, tensorboard, on_step)
+        return _trained(
+            _Training(network, dataset, params, teacher), params, on_epoch, checkpoint, tensorboard, on_step
+        )
 
 
 @contextmanager
@@ -296,7 +299,7 @@ def _deterministic() -> Iterator[None]:
 
 def _trained(
     run: _Training,
-    knobs: TrainingKnobs,
+    params: TrainingParams,
     on_epoch: Callable[[EpochReport], None] | None,
     checkpoint: Path | None,
     tensorboard: Path | None,
@@ -304,13 +307,13 @@ def _trained(
 ) -> SlimmableModel:
     finished_epochs = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
     tell = on_step or (lambda *_: None)
-    tell(finished_epochs * run.steps, knobs.epochs * run.steps)
+    tell(finished_epochs * run.steps, params.epochs * run.steps)
     with _EpochLog(tensorboard, finished_epochs) as log:
-        for epoch in range(finished_epochs, knobs.epochs):
+        for epoch in range(finished_epochs, params.epochs):
             report = run.epoch(epoch, tell)
             log.add(report)
             finished = epoch + 1
-            if checkpoint is not None and (finished % knobs.checkpoint_epochs == 0 or finished == knobs.epochs):
+            if checkpoint is not None and (finished % params.checkpoint_epochs == 0 or finished == params.epochs):
                 run.save(checkpoint, finished)
             if on_epoch is not None:
                 on_epoch(report)
@@ -318,28 +321,30 @@ def _trained(
     return run.model
 
 
-def _require_batch(dataset: Dataset, knobs: TrainingKnobs) -> None:
+def _require_batch(dataset: Dataset, params: TrainingParams) -> None:
     images = len(dataset.train_labels)
-    if images < knobs.batch:
-        problem = f"{dataset.name} has too few images: {images} for batches of {knobs.batch}; make the batch smaller"
+    if images < params.batch:
+        problem = f"{dataset.name} has too few images: {images} for batches of {params.batch}; make the batch smaller"
         raise InputError("model", "training.batch", problem)
 
 
-def _require_growth(model: SlimmableModel, knobs: TrainingKnobs) -> None:
+def _require_growth(model: SlimmableModel, params: TrainingParams) -> None:
     """Require that sizes grow up to the images' own, and that the network takes each of them."""
     channels, *extent = model.spec.input_shape
-    shares, sizes = [share for share, _ in knobs.growth], [pixels for _, pixels in knobs.growth]
+    shares, sizes = [share for share, _ in params.growth], [pixels for _, pixels in params.growth]
     if (
         shares != sorted(set(shares))
         or any(not 0 < share < 1 for share in shares)
         or max(sizes, default=1) > min(extent)
     ):
-        problem = f"found {[list(pair) for pair in knobs.growth]}; shares must ascend between 0 and 1 (the last epochs "
+        problem = (
+            f"found {[list(pair) for pair in params.growth]}; shares must ascend between 0 and 1 (the last epochs "
+        )
         raise InputError("model", "training.growth", problem + f"have whole images), pixels be at most {min(extent)}")
     for pixels in sizes:
         try:
             with torch.no_grad():
-                model(torch.zeros(2, channels, pixels, pixels, device=knobs.device), (1.0,) * model.spec.segments)
+                model(torch.zeros(2, channels, pixels, pixels, device=params.device), (1.0,) * model.spec.segments)
         except Exception as error:
             problem = f"the network takes no images of {pixels} pixels ({type(error).__name__}: {error}); leave it out"
             raise InputError("model", "training.growth", problem) from None
@@ -358,78 +363,79 @@ class _Training:
     """A network in training, with all state that a checkpoint keeps."""
 
     def __init__(
-        self, network: Trainable, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module | None = None
+        self, network: Trainable, dataset: Dataset, params: TrainingParams, teacher: nn.Module | None = None
     ) -> None:
-        require_torch_device(knobs.device)
-        torch.manual_seed(derived_seed(knobs.seed, "model"))
+        require_torch_device(params.device)
+        torch.manual_seed(derived_seed(params.seed, "model"))
         self.model = network.build()
         require_fit(self.model.spec, dataset)
         require_training_images(dataset)
-        _require_batch(dataset, knobs)
-        self.model.to(knobs.device)
-        kind = torch.device(knobs.device).type
+        _require_batch(dataset, params)
+        self.model.to(params.device)
+        kind = torch.device(params.device).type
         # GPUs are faster with channels last. On a CPU torch 2.15's oneDNN breaks memory in the backward pass of a
         # convolution with slimmed weights in that order, if the CPU has AVX2 and no AVX-512.
         self._format = torch.channels_last if kind == "cuda" else torch.contiguous_format
         for parameter in self.model.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=self._format)
-        _require_growth(self.model, knobs)
+        _require_growth(self.model, params)
         self._network = network
         self._dataset = dataset
-        self._knobs = knobs
-        self._teacher = teacher.to(knobs.device) if teacher is not None else None
-        self._optimizer = _optimizer(self.model, knobs)
-        self._labels = torch.from_numpy(dataset.train_labels).to(knobs.device)
-        self._dtype = autocast_dtype(knobs.precision, knobs.device)
+        self._params = params
+        self._teacher = teacher.to(params.device) if teacher is not None else None
+        self._optimizer = _optimizer(self.model, params)
+        self._labels = torch.from_numpy(dataset.train_labels).to(params.device)
+        self._dtype = autocast_dtype(params.precision, params.device)
         self._scaler = torch.amp.GradScaler(kind, enabled=self._dtype == torch.float16)
 
     @property
     def steps(self) -> int:
         """The steps of an epoch."""
-        return -(-len(self._labels) // self._knobs.batch)
+        return -(-len(self._labels) // self._params.batch)
 
     def epoch(self, epoch: int, on_step: Callable[[int, int], None]) -> EpochReport:
         """Make one pass over the training images."""
-        knobs = self._knobs
+        params = self._params
         self.model.train()
-        rng = stream(knobs.seed, f"training:{epoch}")
+        rng = stream(params.seed, f"training:{epoch}")
         steps = self.steps
-        losses = torch.zeros(2, dtype=torch.float64, device=knobs.device)  # read once an epoch: reading waits for a GPU
+        # read once an epoch: reading waits for a GPU
+        losses = torch.zeros(2, dtype=torch.float64, device=params.device)
         rate = 0.0
-        pixels = next((pixels for share, pixels in knobs.growth if epoch < share * knobs.epochs), None)
+        pixels = next((pixels for share, pixels in params.growth if epoch < share * params.epochs), None)
         for step, (images, labels) in enumerate(self._batches(rng, pixels)):
-            rate = learning_rate(knobs, epoch + (step + 1) / steps)
+            rate = learning_rate(params, epoch + (step + 1) / steps)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             losses += self._sandwich_step(images, labels, rng)
-            on_step(epoch * steps + step + 1, knobs.epochs * steps)
+            on_step(epoch * steps + step + 1, params.epochs * steps)
         widest, narrowest = (losses / steps).tolist()
         if not math.isfinite(widest + narrowest):
             remedy = "lower training.learning_rate; what was learned before this epoch is in the checkpoint"
             raise WorkError(f"training diverged in epoch {epoch + 1}: the loss is {widest} and {narrowest}; {remedy}")
-        is_probed = knobs.probe_epochs and ((epoch + 1) % knobs.probe_epochs == 0 or epoch + 1 == knobs.epochs)
+        is_probed = params.probe_epochs and ((epoch + 1) % params.probe_epochs == 0 or epoch + 1 == params.epochs)
         shares = self._uniform_top1() if is_probed else {}
-        return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, shares)
+        return EpochReport(epoch + 1, params.epochs, widest, narrowest, rate, shares)
 
     def _batches(self, rng: np.random.Generator, pixels: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield shuffled, augmented batches: (B, C, H, W) images, shrunk to `pixels` if given, and (B,) labels."""
         order = rng.permutation(len(self._labels))
-        for start in range(0, len(order), self._knobs.batch):
-            indices = order[start : start + self._knobs.batch]
+        for start in range(0, len(order), self._params.batch):
+            indices = order[start : start + self._params.batch]
             images = torch.from_numpy(np.asarray(self._dataset.train_images[indices])).to(self._labels.device)
-            images = _augment(images, self._knobs, rng)
+            images = _augment(images, self._params, rng)
             if pixels is not None:
                 images = F.interpolate(images, (pixels, pixels), mode="bilinear", antialias=True)
             yield images.contiguous(memory_format=self._format), self._labels[torch.from_numpy(indices)]
 
     def _sandwich_step(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Tensor:
         """Take one step over {widest, narrowest, random ...}; return the losses of the first two, (2,)."""
-        spec, knobs = self.model.spec, self._knobs
+        spec, params = self.model.spec, self._params
         self._optimizer.zero_grad(set_to_none=True)
         logits = self._logits(images, (spec.widths[-1],) * spec.segments)
         if self._teacher is None:
-            widest = F.cross_entropy(logits, labels, label_smoothing=knobs.label_smoothing)
+            widest = F.cross_entropy(logits, labels, label_smoothing=params.label_smoothing)
             target = self._target(logits.detach(), labels)
         else:
             with torch.no_grad():
@@ -437,24 +443,24 @@ class _Training:
             widest = F.cross_entropy(logits, target)
         self._scaler.scale(widest).backward()  # type: ignore[no-untyped-call]
         tuples = [(spec.widths[0],) * spec.segments]
-        tuples += [tuple(rng.choice(spec.widths, spec.segments).tolist()) for _ in range(knobs.random_tuples)]
+        tuples += [tuple(rng.choice(spec.widths, spec.segments).tolist()) for _ in range(params.random_tuples)]
         losses = [widest.detach()]
         for widths in tuples:
             loss = F.cross_entropy(self._logits(images, widths), target)
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
-        if self._knobs.clip_norm:
+        if self._params.clip_norm:
             self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._knobs.clip_norm)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._params.clip_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         return torch.stack(losses[:2]).double()
 
     def _target(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return (B, classes) the target of narrower networks, given the widest's logits."""
-        knobs, classes = self._knobs, logits.shape[1]
-        hard = F.one_hot(labels, classes) * (1 - knobs.label_smoothing) + knobs.label_smoothing / classes
-        return knobs.label_share * hard + (1 - knobs.label_share) * logits.softmax(dim=1)
+        params, classes = self._params, logits.shape[1]
+        hard = F.one_hot(labels, classes) * (1 - params.label_smoothing) + params.label_smoothing / classes
+        return params.label_share * hard + (1 - params.label_share) * logits.softmax(dim=1)
 
     def _logits(self, images: Tensor, widths: tuple[float, ...]) -> Tensor:
         with torch.autocast(images.device.type, self._dtype, enabled=self._dtype is not None):
@@ -463,10 +469,10 @@ class _Training:
 
     def _uniform_top1(self) -> dict[float, float]:
         """Return the share of test images that each uniform width classifies correctly."""
-        spec, knobs = self.model.spec, self._knobs
+        spec, params = self.model.spec, self._params
         self.model.eval()
         return {
-            width: top1(lambda x, width=width: self._logits(x, (width,) * spec.segments), self._dataset, knobs.device)  # type: ignore[misc]
+            width: top1(lambda x, width=width: self._logits(x, (width,) * spec.segments), self._dataset, params.device)  # type: ignore[misc]
             for width in spec.widths
         }
 
@@ -474,7 +480,7 @@ class _Training:
 
     def _hash(self) -> str:
         """Return the hash of the settings that a checkpoint must share to be resumed."""
-        settings = self._knobs.of_the_result()
+        settings = self._params.of_the_result()
         shapes = [(name, tuple(tensor.shape)) for name, tensor in sorted(self.model.state_dict().items())]
         data = (self._dataset.name, len(self._dataset.train_labels))
         text = json.dumps([self._network.label, self.model.spec.widths, shapes, settings, data], sort_keys=True)
@@ -487,7 +493,7 @@ class _Training:
             for kind, value in self._optimizer.state[parameter].items():
                 tensors[f"optimizer.{kind}.{name}"] = value
         scaler = json.dumps(self._scaler.state_dict())
-        plan = {"planned_epochs": str(self._knobs.epochs), "images": str(len(self._labels))}
+        plan = {"planned_epochs": str(self._params.epochs), "images": str(len(self._labels))}
         metadata = {"schema": CHECKPOINT_SCHEMA, "run": self._hash(), "epochs": str(finished_epochs), "scaler": scaler}
         save_tensors(path, tensors, metadata | plan | {"hash": model_hash(tensors)})
 
@@ -511,10 +517,10 @@ class _Training:
         return int(metadata["epochs"])
 
 
-def _optimizer(model: nn.Module, knobs: TrainingKnobs) -> torch.optim.Optimizer:
-    rate, decay = knobs.learning_rate, knobs.weight_decay
-    if knobs.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), rate, knobs.momentum, weight_decay=decay, nesterov=True)
+def _optimizer(model: nn.Module, params: TrainingParams) -> torch.optim.Optimizer:
+    rate, decay = params.learning_rate, params.weight_decay
+    if params.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), rate, params.momentum, weight_decay=decay, nesterov=True)
     groups: list[dict[str, Any]] = [
         {"params": [parameter for parameter in model.parameters() if parameter.dim() > 1], "weight_decay": decay},
         {"params": [parameter for parameter in model.parameters() if parameter.dim() <= 1], "weight_decay": 0.0},
@@ -530,20 +536,20 @@ def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> Tensor:
+def _augment(images: Tensor, params: TrainingParams, rng: np.random.Generator) -> Tensor:
     """Crop and flip at random, for each image separately; (B, C, H, W) in and out.
 
     Random numbers are drawn on the host. A GPU takes them when it gets there: this thread continues launching
     meanwhile.
     """
     count, channels, height, width = images.shape
-    if knobs.flip:
+    if params.flip:
         mirrored = torch.from_numpy(np.less(rng.random((count, 1, 1, 1)), 0.5)).to(images.device, non_blocking=True)
         images = torch.where(mirrored, images.flip(-1), images)
-    if not knobs.shift:
+    if not params.shift:
         return images
-    padded = F.pad(images, (knobs.shift,) * 4, mode="replicate")
-    offsets = torch.from_numpy(rng.integers(0, 2 * knobs.shift + 1, (2, count))).to(images.device, non_blocking=True)
+    padded = F.pad(images, (params.shift,) * 4, mode="replicate")
+    offsets = torch.from_numpy(rng.integers(0, 2 * params.shift + 1, (2, count))).to(images.device, non_blocking=True)
     image, channel = torch.arange(count, device=images.device), torch.arange(channels, device=images.device)
     rows = offsets[0][:, None] + torch.arange(height, device=images.device)  # (B, H)
     columns = offsets[1][:, None] + torch.arange(width, device=images.device)  # (B, W)

@@ -313,7 +313,7 @@ class Counts:
 def counted(computation: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> tuple[Counts, Tensor]:
     """Run a computation and count it; `weights` are the tensors whose bytes are not feature maps.
 
-    An agent's lanes may ask at once: each waits for its turn.
+    A worker's lanes may ask at once: each waits for its turn.
     """
     flops, traffic = FlopCounterMode(display=False, custom_mapping=_ATTENTION), _Traffic(weights)
     with _TURN, flops, traffic:

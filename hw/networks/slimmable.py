@@ -44,7 +44,7 @@ class SlimmableModel(Servable):
     """A segmented slimmable network; see the module's docstring.
 
     A constructor's arguments are JSON values (a scenario's `model.options`), and building it twice with the same ones
-    gives the same structure: agents' processes build it again and fill it from a file.
+    gives the same structure: workers' processes build it again and fill it from a file.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,12 @@
 """Interventions in a run: rolling updates of weights, draining, and planned faults.
 
-Rolling updates: each server in turn gets a second agent, with the new weights, next to the one that serves. When all
-second agents are ready, no request begins until those in flight have ended. Then every second agent takes its server
+Rolling updates: each server in turn gets a second worker, with the new weights, next to the one that serves. When all
+second workers are ready, no request begins until those in flight have ended. Then every second worker takes its server
 over. So no request is served by two versions, and none is lost: requests that arrive meanwhile wait.
 
-Draining: the router's core decides on the destination of blocks (`policies.vocabulary.ServerDraining`). Removing an
-empty server does no harm: its agent's death counts as planned, and the next agent starts when the server is returned,
+Draining: the router's core decides on the destination of micro-batches (`policies.vocabulary.ServerDraining`). Removing
+an
+empty server does no harm: its worker's death counts as planned, and the next worker starts when the server is returned,
 or is needed.
 """
 
@@ -19,8 +20,8 @@ from enum import Enum, auto
 from msgspec import structs
 
 from hw.clock import NEVER_NS, Host
-from hw.router.agent_handles import AgentHandle
 from hw.router.server_port import START_LIMIT_NS, RemoteServer
+from hw.router.worker_handles import WorkerHandle
 from hw.transport.messages import Done, Prepared, Ready, Refused, Warm
 from kit.errors import WorkError, in_a_line
 from policies.faults import DRAINED, PLANNED, Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
@@ -29,7 +30,7 @@ from policies.router_core import RouterCore
 from policies.run_records import Downtime
 from policies.vocabulary import NS_PER_S, GoalSet, RouterEvent, ServerDraining
 
-Start = Callable[[], AgentHandle]
+Start = Callable[[], WorkerHandle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class NewModel:
     """The next model.
 
     Attributes:
-        starts: for each server, starts an agent with it, without waiting for it.
+        starts: for each server, starts a worker with it, without waiting for it.
         policy: decides from then on.
         top1: the accuracy of each width tuple, in the order of `RouterConfig.width_tuples`.
         took_over: called when it serves; each answer that comes later is its own.
@@ -52,25 +53,25 @@ class NewModel:
 
 
 class _Successor:
-    """A server's second agent, until it can serve."""
+    """A server's second worker, until it can serve."""
 
-    def __init__(self, server: RemoteServer, agent: AgentHandle, host: Host) -> None:
+    def __init__(self, server: RemoteServer, worker: WorkerHandle, host: Host) -> None:
         self.server = server
-        self.agent = agent
+        self.worker = worker
         self.is_ready = False
         self._host = host
         self._until_ns = host.clock_ns() + START_LIMIT_NS
 
     def look(self) -> None:
         """Process its messages, and send the next request; raises `WorkError` if it will never be ready."""
-        for message in self.agent.hear():
+        for message in self.worker.hear():
             match message:
                 case Ready():
-                    self.agent.ready = message
-                    self.agent.send(Warm(self.agent.next_number(), self.server.slot.warm_batches))
+                    self.worker.ready = message
+                    self.worker.send(Warm(self.worker.next_number(), self.server.slot.warm_batches))
                 case Done():
-                    self.agent.is_warm = True
-                    self.agent.send(self.server.preparation(self.agent.next_number()))
+                    self.worker.is_warm = True
+                    self.worker.send(self.server.preparation(self.worker.next_number()))
                 case Prepared():
                     self.is_ready = True
                 case Refused(reason, detail):
@@ -97,7 +98,7 @@ class Rolling:
 
     @property
     def holds(self) -> bool:
-        """Whether all second agents are ready, so that no request may begin."""
+        """Whether all second workers are ready, so that no request may begin."""
         return len(self._successors) == len(self._servers) and self._successors[-1].is_ready
 
     def begin(self, order: NewModel) -> None:
@@ -108,7 +109,7 @@ class Rolling:
             self.give_up(f"{away[0]} was drained and has no worker now; return it first")
 
     def look(self) -> None:
-        """Start the next agent, when the previous one is ready."""
+        """Start the next worker, when the previous one is ready."""
         if self._order is None or self.holds:
             return
         try:
@@ -116,27 +117,27 @@ class Rolling:
                 self._successors[-1].look()
             if not self._successors or (self._successors[-1].is_ready and not self.holds):
                 index = len(self._successors)
-                agent = self._order.starts[index]()
-                self._successors.append(_Successor(self._servers[index], agent, self._host))
+                worker = self._order.starts[index]()
+                self._successors.append(_Successor(self._servers[index], worker, self._host))
                 self._say(f"{self._servers[index].spec.name}: a second worker starts, with the new model")
         except WorkError as error:
             self.give_up(str(error))
 
     def give_up(self, reason: str) -> None:
-        """Abandon the update and end its agents; the previous model stays."""
+        """Abandon the update and end its workers; the previous model stays."""
         order, self._order = self._order, None
         for successor in self._successors:
-            successor.agent.kill()
+            successor.worker.kill()
         self._successors.clear()
         if order is not None:
             order.failed(reason)
 
     def switch(self) -> NewModel:
-        """Let every second agent take its server over; nothing is in flight."""
+        """Let every second worker take its server over; nothing is in flight."""
         assert self._order is not None, "it holds"
         order, self._order = self._order, None
         for successor, start in zip(self._successors, order.starts, strict=True):
-            successor.server.take_over(start, successor.agent)
+            successor.server.take_over(start, successor.worker)
         self._successors.clear()
         return order
 
@@ -231,7 +232,7 @@ class Draining:
         self._states.pop(index, None)
         if is_requested:
             self.times.append(Downtime(index, now_ns, None, DRAINED))
-            self._tell(index, f"is drained since {now_ns / NS_PER_S:.2f} s: it gets no new block")
+            self._tell(index, f"is drained since {now_ns / NS_PER_S:.2f} s: it gets no new micro-batch")
             return
         latest = max(position for position, time in enumerate(self.times) if time.server == index)
         self.times[latest] = structs.replace(self.times[latest], up_ns=now_ns)
@@ -248,9 +249,9 @@ class Draining:
             return
         if state is State.NEEDED:
             effect = "it serves on" if server.is_up else "a new worker starts"
-            self._tell(index, f"is needed, for no other server that is up can take its blocks: {effect}")
+            self._tell(index, f"is needed, for no other server that is up can take its micro-batches: {effect}")
         else:
-            effect = "it may be taken away" if server.has_agent else "and it is not there"
+            effect = "it may be taken away" if server.has_worker else "and it is not there"
             self._tell(index, f"is empty at {self._now_ns() / NS_PER_S:.2f} s: {effect}")
 
     def _state_of(self, index: int) -> State:
@@ -269,7 +270,7 @@ class FaultPlan:
     """The faults of a run.
 
     Args:
-        take_down: (server, reason) ends a server's epoch in an orderly way.
+        take_down: (server, reason) ends a server's incarnation in an orderly way.
     """
 
     def __init__(
@@ -323,7 +324,7 @@ class FaultPlan:
             self._take_down(server, PLANNED)
 
     def _signal(self, server: RemoteServer, number: signal.Signals) -> None:
-        """Signal the agent, if one serves; the consequence is noticed as in any accident."""
+        """Signal the worker, if one serves; the consequence is noticed as in any accident."""
         if server.is_up:
             server.is_doomed = True
-            server.slot.agent.send_signal(number)
+            server.slot.worker.send_signal(number)

@@ -1,4 +1,4 @@
-"""The real cluster on this machine: its agents, its arenas, and one run after another.
+"""The real cluster on this machine: its workers, its arenas, and one run after another.
 
 `hw.router.router_loop` implements a run in the router's process.
 """
@@ -15,19 +15,16 @@ from functools import partial
 
 import numpy as np
 
-from hw.agent.emulated_lanes import EmulatedDevice, EmulatedOutfit
-from hw.agent.lanes import AgentSpec, Outfit, SchedulerSpec
-from hw.agent.torch_outfit import TorchOutfit
 from hw.clock import NEVER_NS, Host, RunClock
 from hw.host_resources import allow_descriptors
 from hw.networks.network_files import ModelFile
-from hw.router.agent_handles import AgentHandle, AgentSlot, Carrier, make_all_ready
 from hw.router.interventions import Operator, Wish, nobody
-from hw.router.local_agents import OneHost
+from hw.router.local_workers import OneHost
 from hw.router.router_loop import Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
 from hw.router.run_meters import Watcher
 from hw.router.run_requests import HardwareRun, ServedNetwork, Traffic, devices_of
 from hw.router.server_port import HardwareServer
+from hw.router.worker_handles import Carrier, WorkerHandle, WorkerSlot, make_all_ready
 from hw.telemetry import (
     BackgroundWatch,
     CoreWatch,
@@ -39,40 +36,44 @@ from hw.telemetry import (
     process_cpu_s,
 )
 from hw.transport.shared_memory import ALIGNMENT, Arena
+from hw.worker.emulated_lanes import EmulatedDevice, EmulatedOutfit
+from hw.worker.lanes import Outfit, SchedulerSpec, WorkerSpec
+from hw.worker.torch_outfit import TorchOutfit
 from kit.errors import InputError
 from policies.faults import Supervision
-from policies.interfaces import GROUPS, RouterConfig
+from policies.interfaces import MICRO_BATCH_SIZES, RouterConfig
 from policies.router_core import RouterCore
 from policies.run_ledger import Ledger
 from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S, GoalSet
 
-_DESCRIPTORS = 16  # of an agent: its port, log, arena and process, with some to spare
+_DESCRIPTORS = 16  # of a worker: its port, log, arena and process, with some to spare
 DRAIN_LIMIT_NS = 30 * NS_PER_S  # of a server: then requests that are still inside fail, as the router has ended
 ROOMS = 8  # blocks whose inputs fit in a server's arena: two outstanding ones, and some that were given back
 
 
 class HardwareCluster:
-    """Real servers on this machine; a context manager that starts their agents once, for any number of runs.
+    """Real servers on this machine; a context manager that starts their workers once, for any number of runs.
 
     Args:
-        network: of all servers: its file, or (if no agent needs one) its description.
+        network: of all servers: its file, or (if no worker needs one) its description.
         servers: several may share a device.
-        warm_batches: batch sizes that every agent runs once for every work key before it serves; useless on a GPU:
+        warm_batches: batch sizes that every worker runs once for every work key before it serves; useless on a GPU:
             libraries choose kernels for each thread, so each instance warms up in its thread.
-        supervision: how agents are watched and restarted.
-        largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
-        carrier: starts the agents and transports data between them and the router; processes of this host, unless
+        supervision: how workers are watched and restarted.
+        largest_block: requests a micro-batch may have; rooms for `ROOMS` of the largest activations are kept at each
+            server.
+        carrier: starts the workers and transports data between them and the router; processes of this host, unless
             another one is given.
         waits: whether entering it waits until all are ready, as the first run does in any case.
 
     Attributes:
-        slots, arenas: of each server, while the agents are up.
+        slots, arenas: of each server, while the workers are up.
         transfer_ids: over all runs: late answers of an earlier run are recognized as such.
 
     Raises:
-        InputError: the model cannot be read, or a server's knobs do not fit it.
-        WorkError: an agent could not start.
+        InputError: the model cannot be read, or a server's parameters do not fit it.
+        WorkError: a worker could not start.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class HardwareCluster:
         warm_batches: Sequence[int] = (),
         *,
         supervision: Supervision | None = None,
-        largest_block: int = GROUPS[-1],
+        largest_micro_batch: int = MICRO_BATCH_SIZES[-1],
         carrier: Carrier | None = None,
         waits: bool = True,
     ) -> None:
@@ -90,30 +91,30 @@ class HardwareCluster:
         self.served = ServedNetwork.of(network) if isinstance(network, ModelFile) else network
         self.servers = tuple(servers)
         self.supervision = supervision or Supervision()
-        self.largest_block = largest_block
+        self.largest_micro_batch = largest_micro_batch
         self._warm_batches = tuple(warm_batches)
         self._waits = waits
         self._stack = contextlib.ExitStack()
         self.transfer_ids = itertools.count()
         self._carrier = carrier or OneHost()
         self.arenas: Sequence[Arena] = ()
-        self.slots: list[AgentSlot] = []
+        self.slots: list[WorkerSlot] = []
         for server in self.servers:
-            if server.knobs.widths != self.served.widths:
-                own_widths, model_widths = list(server.knobs.widths), list(self.served.widths)
+            if server.params.widths != self.served.widths:
+                own_widths, model_widths = list(server.params.widths), list(self.served.widths)
                 source = str(self.file.path) if self.file else "the network"
                 raise InputError(source, "widths", f"server {server.name} has {own_widths}, the model {model_widths}")
 
     def __enter__(self) -> HardwareCluster:
         allow_descriptors(_DESCRIPTORS * (len(self.servers) + 8))
         with contextlib.ExitStack() as stack:
-            size_bytes = ROOMS * self.largest_block * max(ALIGNMENT, self.served.largest_input_bytes)
+            size_bytes = ROOMS * self.largest_micro_batch * max(ALIGNMENT, self.served.largest_input_bytes)
             self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
             stack.callback(self._carrier.close)
             for index, server in enumerate(self.servers):
-                spec = self._agent(index, self.file)
+                spec = self._worker(index, self.file)
                 warm = () if server.device.physical[0] == "cuda" else self._warm_batches
-                slot = AgentSlot(partial(self._carrier.start, index, spec), warm)
+                slot = WorkerSlot(partial(self._carrier.start, index, spec), warm)
                 stack.callback(slot.close)
                 self.slots.append(slot)
             if self._waits:
@@ -126,39 +127,39 @@ class HardwareCluster:
         self.arenas, self.slots = (), []
 
     def _service(self, index: int) -> SchedulerSpec:
-        """Return the limits by which an agent is stuck; they are scaled for a device that is slowed down on purpose."""
+        """Return the limits by which a worker is stuck; they are scaled for a device that is slowed down on purpose."""
         server, rules = self.servers[index], self.supervision
         if isinstance(server.device, EmulatedDevice):
             rules = replace(rules, stuck_ns=round(rules.stuck_ns * server.device.slowdown))
-        return SchedulerSpec(server.knobs, self.served.segments, rules, self._has_core(index))
+        return SchedulerSpec(server.params, self.served.segments, rules, self._has_core(index))
 
     def _has_core(self, index: int) -> bool:
-        """Return whether no other process of this cluster uses this agent's cores."""
+        """Return whether no other process of this cluster uses this worker's cores."""
         cores = self.servers[index].device.cores
-        worker = self._worker_of(index)
+        process = self._process_name(index)
         neighbours = [
             server
             for other, server in enumerate(self.servers)
             if other != index
             and server.machine == self.servers[index].machine
-            and (not worker or self._worker_of(other) != worker)
+            and (not process or self._process_name(other) != process)
         ]
         shared = {core for server in neighbours for core in server.device.cores}.intersection(cores)
         return bool(cores) and not shared and bool(own_cores(self.servers))
 
-    def starts_of(self, file: ModelFile) -> tuple[Callable[[], AgentHandle], ...]:
-        """Return functions that start each server's agent with other weights of the same network."""
+    def starts_of(self, file: ModelFile) -> tuple[Callable[[], WorkerHandle], ...]:
+        """Return functions that start each server's worker with other weights of the same network."""
         return tuple(
-            partial(self._carrier.start, index, self._agent(index, file)) for index in range(len(self.servers))
+            partial(self._carrier.start, index, self._worker(index, file)) for index in range(len(self.servers))
         )
 
-    def _agent(self, index: int, file: ModelFile | None) -> AgentSpec:
-        worker = self._worker_of(index)
-        agents = sum(self._worker_of(other) == worker for other in range(len(self.servers))) if worker else 1
-        return AgentSpec(self.servers[index].name, self._outfit(index, file), self._service(index), worker, agents)
+    def _worker(self, index: int, file: ModelFile | None) -> WorkerSpec:
+        process = self._process_name(index)
+        workers = sum(self._process_name(other) == process for other in range(len(self.servers))) if process else 1
+        return WorkerSpec(self.servers[index].name, self._outfit(index, file), self._service(index), process, workers)
 
-    def _worker_of(self, index: int) -> str:
-        """Return the process's name: servers of one GPU share one (see `AgentSpec`), unless MPS gives them a share."""
+    def _process_name(self, index: int) -> str:
+        """Return the process's name: servers of one GPU share one (see `WorkerSpec`), unless MPS gives them a share."""
         device = self.servers[index].device
         if isinstance(device, EmulatedDevice) or device.kind != "cuda" or device.sm_percent is not None:
             return ""
@@ -175,7 +176,7 @@ class HardwareCluster:
     def make_ready(
         self, *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
     ) -> frozenset[int]:
-        """Wait until every server has an agent that can serve, empty; raises `WorkError` if one has none.
+        """Wait until every server has a worker that can serve, empty; raises `WorkError` if one has none.
 
         Args:
             drained: servers that may have none, because it has been taken away.
@@ -189,7 +190,7 @@ class HardwareCluster:
         """Return the source of each sensor field, for each device by name."""
         sensors = {}
         for device in devices_of(self.servers):
-            sensor = dict(self.slots[device.servers[0]].agent.wait_until_ready().sensor)
+            sensor = dict(self.slots[device.servers[0]].worker.wait_until_ready().sensor)
             if not device.trusts_counter:
                 sensor["energy"] += ", not trusted: power is integrated"
             sensors[device.name] = sensor
@@ -204,14 +205,14 @@ class HardwareCluster:
         say: Callable[[str], None] = lambda _: None,
         drained: Wish = nobody,
     ) -> RunRecord:
-        """Execute one run, in real time; agents are emptied before it.
+        """Execute one run, in real time; workers are emptied before it.
 
         Args:
             say: takes a line for people whenever a server goes down or is back.
             drained: returns the servers that the operator wants drained; called now and then during the run.
 
         Raises:
-            WorkError: an agent could not be made ready before the run, or a preload did not come to an end.
+            WorkError: a worker could not be made ready before the run, or a preload did not come to an end.
         """
         assert self.slots, "enter the cluster first"
         self._require_fit(run, router)
@@ -246,7 +247,7 @@ class HardwareCluster:
             The progress at the end; requests in flight were not served within `DRAIN_LIMIT_NS`.
 
         Raises:
-            WorkError: an agent could not be made ready, or the source of the traffic is gone.
+            WorkError: a worker could not be made ready, or the source of the traffic is gone.
         """
         assert self.slots, "enter the cluster first"
         no_arrivals, label = np.zeros(0, np.int64), np.zeros(1, np.int64)
@@ -284,17 +285,20 @@ class HardwareCluster:
         shape = (len(self.servers), self.served.segments, self.served.widths)
         if (router.servers, router.segments, router.widths) != shape:
             raise InputError("router", "", "its servers, segments or widths are not those of the cluster and its model")
-        if router.groups[-1] > self.largest_block:
-            problem = f"{router.groups[-1]} is more than the {self.largest_block} that the cluster has room for"
-            raise InputError("router", "groups", f"{problem}; start it with `largest_block` of that size")
+        if router.micro_batch_sizes[-1] > self.largest_micro_batch:
+            most = self.largest_micro_batch
+            problem = f"{router.micro_batch_sizes[-1]} is more than the {most} that the cluster has room for"
+            raise InputError(
+                "router", "micro_batch_sizes", f"{problem}; start it with `largest_micro_batch` of that size"
+            )
 
 
-def _pids(slots: Sequence[AgentSlot]) -> list[int]:
-    return [slot.agent.pid for slot in slots]
+def _pids(slots: Sequence[WorkerSlot]) -> list[int]:
+    return [slot.worker.pid for slot in slots]
 
 
-def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlot]) -> BackgroundWatch:
-    """Return a watch of other processes' use of these servers' devices, not of the agents' or this one's.
+def background_watch(servers: Sequence[HardwareServer], slots: Sequence[WorkerSlot]) -> BackgroundWatch:
+    """Return a watch of other processes' use of these servers' devices, not of the workers' or this one's.
 
     Devices of other machines are not watched.
     """

@@ -387,7 +387,7 @@ class HostFacts:
 
     Attributes:
         machine: the same for two hosts that are one machine.
-        niceness: of its future agents: Ray lowers its workers' priority unless it is configured not to.
+        niceness: of its future workers: Ray lowers its workers' priority unless it is configured not to.
         code: see `kit.plugins.code_here`.
     """
 

@@ -1,6 +1,6 @@
 """One run in the router's process: one loop that drives the router's core, with the servers behind their ports.
 
-The loop is single-threaded, as the core is: it waits for the agents' messages, the next arrival and the next timer,
+The loop is single-threaded, as the core is: it waits for the workers' messages, the next arrival and the next timer,
 turns each into an event at the real time, and executes the commands. It decides nothing. Arrivals come from a plan, or
 from clients (`hw.router.run_requests`).
 """
@@ -18,20 +18,27 @@ from typing import Any, Final
 import numpy as np
 
 from hw.clock import NEVER_NS, Host, RunClock
-from hw.router.agent_handles import AgentSlot
 from hw.router.interventions import Draining, FaultPlan, NewModel, Operator, Order, Rolling
 from hw.router.run_meters import CostMeter, LateLedger, Taker, Watcher, cpu_use
 from hw.router.run_requests import HardwareRun, PlannedTraffic, ServedNetwork, Traffic, devices_of
 from hw.router.server_port import HardwareServer, RemoteServer, RunContext
 from hw.router.transfers import Cargo, Transfers
+from hw.router.worker_handles import WorkerSlot
 from hw.telemetry import BackgroundWatch, usable_cores
-from hw.transport.agent_port import FLUSH_NS
-from hw.transport.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Rejected, Release, Returned
+from hw.transport.messages import Fenced, Finish, FromWorker, Input, MoveBroken, Moved, Rejected, Release, Returned
 from hw.transport.peers import FailureDetector
 from hw.transport.shared_memory import Arena, Inbox
+from hw.transport.worker_port import FLUSH_NS
 from kit.errors import WorkError
 from policies.faults import WORKER_DIED, Supervision
-from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
+from policies.interfaces import (
+    AccuracyPrior,
+    RewardWeights,
+    RouterConfig,
+    RoutingPolicy,
+    batching_delay_rule_of,
+    limit_ns_of,
+)
 from policies.router_core import RouterCore
 from policies.run_ledger import Ledger
 from policies.run_records import BackgroundLoad, RunRecord
@@ -39,13 +46,13 @@ from policies.vocabulary import (
     FOLLOW_NS,
     NS_PER_S,
     ArrivalsEnded,
-    Block,
+    BatchingDelay,
+    BatchingDelayRule,
     Decide,
     Decided,
+    Delayed,
     GoalSet,
-    Held,
-    Hold,
-    HoldRule,
+    MicroBatch,
     ModelChanged,
     OwnLimit,
     ReleaseActivations,
@@ -54,7 +61,7 @@ from policies.vocabulary import (
     RequestsCancelled,
     RouterEvent,
     RouterTimer,
-    SendBlock,
+    SendMicroBatch,
 )
 
 PRELOAD_TIMEOUT_S: Final = 120.0
@@ -80,18 +87,18 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A cluster whose agents are up; each sequence by server.
+    """A cluster whose workers are up; each sequence by server.
 
     Attributes:
         transfer_ids: over all runs.
-        away: servers that were drained before, and have no agent.
+        away: servers that were drained before, and have no worker.
         host: the router's.
         background: other processes' use of its devices.
         say: takes a line for people.
     """
 
     servers: Sequence[HardwareServer]
-    slots: Sequence[AgentSlot]
+    slots: Sequence[WorkerSlot]
     arenas: Sequence[Arena]
     served: ServedNetwork
     supervision: Supervision
@@ -114,17 +121,17 @@ class Routing:
 
 
 def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
-    """Return this machine's cores that no agent is pinned to: the router's; none if some agent may run anywhere."""
+    """Return this machine's cores that no worker is pinned to: the router's; none if some worker may run anywhere."""
     servers = [server for server in servers if not server.machine]
-    agent_cores = {core for server in servers for core in server.device.cores}
+    worker_cores = {core for server in servers for core in server.device.cores}
     if any(not server.device.cores for server in servers):
         return ()
-    return tuple(core for core in usable_cores() if core not in agent_cores)
+    return tuple(core for core in usable_cores() if core not in worker_cores)
 
 
 @contextlib.contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Pin this process to these cores meanwhile (if there are any, and the system can); agents pin themselves."""
+    """Pin this process to these cores meanwhile (if there are any, and the system can); workers pin themselves."""
     if not cores or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -180,7 +187,7 @@ class RouterLoop:
         self._core_ns = 0  # the latest time that the core has received
         self._goals = deque(run.goals)
         self._sent_limit_ns = FOLLOW_NS
-        self._holds = router.max_batching_delay_ns > 0
+        self._batching_delays = router.max_batching_delay_ns > 0
         self._busy_ns = self._idle_ns = 0
         self._busy_from_ns = 0
         self._next_look_ns = 0
@@ -202,14 +209,15 @@ class RouterLoop:
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
-        self._reader_epochs: dict[int, int] = {}  # the epochs of the servers that were up when readers were named
+        # the incarnations of the servers that were up when readers were named
+        self._reader_incarnations: dict[int, int] = {}
         self._transfers = Transfers(
             self._servers, Cargo(self._traffic.images, cluster.served.shape_after, run.links), self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
         )  # fmt: skip
         self._of_command: dict[type, Callable[[Any], None]] = {
             Decide: self._choose,
-            SendBlock: self._send,
+            SendMicroBatch: self._send,
             ReleaseActivations: self._release,
             RequestCompleted: self._traffic.end,
             RequestFailed: self._traffic.end,
@@ -249,8 +257,8 @@ class RouterLoop:
         for server in self._servers:
             server.start_clock()
         self._busy_from_ns = self._host.cpu_ns() - self._idle_ns
-        rule = hold_rule_of(self._routing.policy)
-        if self._holds and rule is not None:
+        rule = batching_delay_rule_of(self._routing.policy)
+        if self._batching_delays and rule is not None:
             self._hand_to_core(rule, 0)  # before any arrival
         self._draining.look()
         while not self._is_over(now_ns := self._clock.now_ns()):
@@ -289,7 +297,7 @@ class RouterLoop:
                 raise WorkError(f"a preload took more than {PRELOAD_TIMEOUT_S:g} s")
 
     def _finish(self) -> None:
-        """Ask every agent for its account of the run; one that does not answer soon is left with its last report."""
+        """Ask every worker for its account of the run; one that does not answer soon is left with its last report."""
         for server in self._servers:
             if server.is_up:
                 server.send(Finish(0))
@@ -317,8 +325,8 @@ class RouterLoop:
         if (limit_ns := limit_ns_of(self._routing.policy)) != self._sent_limit_ns:
             self._sent_limit_ns = limit_ns
             self._tell_router(OwnLimit(limit_ns), now_ns)
-        if self._holds and self._spec.end == "drain" and now_ns >= self._traffic.horizon_ns:
-            self._holds = False
+        if self._batching_delays and self._spec.end == "drain" and now_ns >= self._traffic.horizon_ns:
+            self._batching_delays = False
             self._tell_router(ArrivalsEnded(), now_ns)
         if (due_ns := self._transfers.next_ns) is not None and due_ns <= now_ns:
             self._transfers.ring(now_ns)
@@ -330,7 +338,7 @@ class RouterLoop:
         self._settle()
         if self._rolling.holds and not self._router.in_flight:
             self._switch()
-        if self._up != self._reader_epochs:
+        if self._up != self._reader_incarnations:
             self._settle_readers()
         self._decide()
         self._ledger.catch_up()
@@ -354,7 +362,7 @@ class RouterLoop:
         self._due_ns = min(goal_ns, self._faults.next_ns, self._next_tick_ns, self._next_look_ns)
 
     def _decide(self) -> None:
-        """Make one decision after the other, each sent at once: agents work meanwhile."""
+        """Make one decision after the other, each sent at once: workers work meanwhile."""
         router, meter = self._router, self._meter
         is_sent = False
         while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
@@ -386,7 +394,8 @@ class RouterLoop:
 
     def _arrival_due_ns(self) -> int:
         """Return when to process the next arrival: somewhat later than it is due if others wait and no server can take
-        a block. It would have no effect, and under overload a turn for each would cost more than all decisions."""
+        a micro-batch. It would have no effect, and under overload a turn for each would cost more than all
+        decisions."""
         if self._rolling.holds:
             return NEVER_NS
         is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0
@@ -439,13 +448,13 @@ class RouterLoop:
             meter.decoded()
             self._settle()
             for message in returned:
-                for block, arrived_ns in message.batch.arrivals:
-                    meter.arrived(server.index, block, arrived_ns)
+                for micro_batch, arrived_ns in message.batch.arrivals:
+                    meter.arrived(server.index, micro_batch, arrived_ns)
             meter.heard(len(returned), sum(len(message.requests) for message in returned))
         return bool(ready)
 
     def _ready(self, wait_s: float) -> list[RemoteServer]:
-        ports = {server.port_number: server for server in self._servers if server.has_agent and not server.died}
+        ports = {server.port_number: server for server in self._servers if server.has_worker and not server.died}
         readable = self._host.wait([*ports, *self._traffic.descriptors], wait_s)
         if any(number in self._traffic.descriptors for number in readable):
             self._traffic.hear()
@@ -455,7 +464,7 @@ class RouterLoop:
         """Return the servers that have messages.
 
         A core that sleeps takes longer to wake up than a message to travel. So if the router has a core to itself, it
-        polls for a while when a block is in flight; that time does not count as work.
+        polls for a while when a micro-batch is in flight; that time does not count as work.
         """
         if not self._host.cores or not any(server.in_flight for server in self._servers):
             return self._ready(wait_s)
@@ -466,13 +475,13 @@ class RouterLoop:
         return ready or self._ready(max(0.0, wait_s - SPIN_S))
 
     def _flush(self) -> None:
-        """Send the agents' messages; those that a full port does not take stay for later."""
+        """Send the workers' messages; those that a full port does not take stay for later."""
         self._has_unsent = not self._traffic.flush()
         for server in self._servers:
             if server.has_posted and not server.flush():
                 self._has_unsent = True
 
-    def _hear(self, server: RemoteServer, message: FromAgent) -> None:
+    def _hear(self, server: RemoteServer, message: FromWorker) -> None:
         server.hear(message)
         match message:
             case Returned() | Rejected() | Fenced():
@@ -506,7 +515,7 @@ class RouterLoop:
     # ---------------------------------------------------------------------------------------------- up and down
 
     def _look_after(self, now_ns: int) -> None:
-        """Ping agents, detect hung ones (unless this process itself was away), and poll the operator."""
+        """Ping workers, detect hung ones (unless this process itself was away), and poll the operator."""
         was_away = self._detector.was_away(self._next_look_ns, now_ns)
         self._next_look_ns = now_ns + self._detector.period_ns
         if was_away:
@@ -530,9 +539,9 @@ class RouterLoop:
             self._tell_router(order, self._clock.now_ns())
             return
         self._routing = replace(self._routing, policy=order)
-        if self._holds:
+        if self._batching_delays:
             segments = self._router.config.segments
-            rule = hold_rule_of(order) or HoldRule((1,) * segments, (0,) * segments)
+            rule = batching_delay_rule_of(order) or BatchingDelayRule((1,) * segments, (0,) * segments)
             self._tell_router(rule, self._clock.now_ns())
 
     def _switch(self) -> None:
@@ -548,15 +557,15 @@ class RouterLoop:
         order.took_over()
 
     def _take_down(self, server: RemoteServer, reason: str) -> None:
-        """Take down a server that dies, or is found dead: end its agent, and drop all transfers to or from it."""
+        """Take down a server that dies, or is found dead: end its worker, and drop all transfers to or from it."""
         server.is_away = self._draining.may_go(server.index)
         server.go_down(reason)
         self._transfers.bury(server.index)
 
     def _settle_readers(self) -> None:
         """Give each device one reader, after a server came up or went down."""
-        changed = {index for index, _ in self._up.items() ^ self._reader_epochs.items()}
-        self._reader_epochs = dict(self._up)
+        changed = {index for index, _ in self._up.items() ^ self._reader_incarnations.items()}
+        self._reader_incarnations = dict(self._up)
         for device in self._devices:
             if changed.intersection(device.servers):  # other devices keep their readers
                 device.settle(self._servers, self._clock.now_ns())
@@ -590,15 +599,15 @@ class RouterLoop:
 
     def _choose(self, request: Decide) -> None:
         choice = self._routing.policy.choose(request.view, self._routing.rng)
-        if isinstance(choice, Hold):
-            self._events.append(Held(request.decision, choice))
+        if isinstance(choice, BatchingDelay):
+            self._events.append(Delayed(request.decision, choice))
         else:
             self._events.append(Decided(request.decision, choice))
         if self._meter is not None:
             self._meter.made()
 
-    def _send(self, command: SendBlock) -> None:
-        self._sent_images = len(command.block.requests)
+    def _send(self, command: SendMicroBatch) -> None:
+        self._sent_images = len(command.micro_batch.requests)
         self._transfers.send(command)
 
     def _release(self, command: ReleaseActivations) -> None:
@@ -608,13 +617,13 @@ class RouterLoop:
             server.inbox.forget(command.requests)
             self._transfers.freed(command.server)
 
-    def _hand_over(self, block: Block, inputs: tuple[Input, ...]) -> None:
-        server = self._servers[block.server]
+    def _hand_over(self, micro_batch: MicroBatch, inputs: tuple[Input, ...]) -> None:
+        server = self._servers[micro_batch.server]
         if not server.is_up:
             return
         if self._meter is not None:
-            self._meter.handed(block.block, self._clock.now_ns())
-        server.deliver(block, inputs)
+            self._meter.handed(micro_batch.micro_batch, self._clock.now_ns())
+        server.deliver(micro_batch, inputs)
 
     # ------------------------------------------------------------------------------------------- telemetry and record
 
@@ -644,7 +653,7 @@ class RouterLoop:
         return RunRecord(
             ended_ns=ended_ns,
             requests=tuple(ledger.requests),
-            blocks=tuple(ledger.blocks),
+            micro_batches=tuple(ledger.micro_batches),
             batches=tuple(ledger.batches),
             telemetry=tuple(ledger.telemetry),
             servers=tuple(server.totals(*owner_of[server.index]) for server in self._servers),
@@ -652,21 +661,21 @@ class RouterLoop:
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),
-            agent_logs=tuple(log for server in self._servers for log in server.agent_logs()),
+            worker_logs=tuple(log for server in self._servers for log in server.worker_logs()),
             arrival_lags_ns=tuple(traffic.lags_ns),
             router_busy_ns=self._busy_ns,
-            agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
+            workers_busy_ns=tuple(server.worker_cpu_ns for server in self._servers),
             downtimes=tuple(sorted([*self._draining.times, *downs], key=lambda down: down.down_ns)),
             references=tuple((server.index, *reading) for server in self._servers for reading in server.references),
             background_load=background,
             cpu=cpu_use(
                 Taker(self._busy_ns, frozenset(self._host.cores)),
-                [(server.spec.device, server.agent_cpu_ns) for server in self._servers if not server.spec.machine],
+                [(server.spec.device, server.worker_cpu_ns) for server in self._servers if not server.spec.machine],
                 usable_cores(),
                 ended_ns,
             ),
             router_costs=tuple(self._meter.costs) if self._meter is not None else (),
             handovers=tuple(self._meter.handovers) if self._meter is not None else (),
-            chores=tuple(cost for server in self._servers for cost in server.chores),
+            cpu_work=tuple(cost for server in self._servers for cost in server.cpu_work),
             clocks=tuple(clock for server in self._servers if (clock := server.clock) is not None),
         )

@@ -5,7 +5,8 @@ and a handover counts only if nothing else was in transit and its receiver was i
 waiting.
 
 `cpu_use`: a router or an emulated device that waits for a core is late, and no simulation includes that delay. For a
-real CPU device computation is its purpose: `cpu_use` leaves out its agent, and the cores that this agent is pinned to.
+real CPU device computation is its purpose: `cpu_use` leaves out its worker, and the cores that this worker is pinned
+to.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from policies.run_records import BatchTold, CpuUse, Handover, RouterCost
 from policies.vocabulary import RouterCommand, RouterEvent, TelemetrySampled
 
 if TYPE_CHECKING:
-    from hw.agent.emulated_lanes import EmulatedDevice
     from hw.device_settings import DeviceSpec
+    from hw.worker.emulated_lanes import EmulatedDevice
 
 
 class CostMeter:
@@ -79,11 +80,11 @@ class CostMeter:
         self._made_ns = 0
 
     def made(self) -> None:
-        """Note that the policy has answered: the block is ready to be sent."""
+        """Note that the policy has answered: the micro-batch is ready to be sent."""
         self._made_ns = self._lap_ns()
 
     def decided(self, images: int) -> None:
-        """Note that a block of this size was sent; of none: the decision had no effect."""
+        """Note that a micro-batch of this size was sent; of none: the decision had no effect."""
         cpu_ns = self._made_ns + self._lap_ns()
         if images:
             self._open.append((images, cpu_ns, self._made_ns, self._take_pause_ns()))
@@ -106,13 +107,13 @@ class CostMeter:
         self._rest_ns = 0
         self._has_heard = False
 
-    def handed(self, block: int, now_ns: int) -> None:
-        """Note that a block was handed over to an agent."""
-        self._handed_ns[block] = now_ns
+    def handed(self, micro_batch: int, now_ns: int) -> None:
+        """Note that a micro-batch was handed over to a worker."""
+        self._handed_ns[micro_batch] = now_ns
 
-    def arrived(self, server: int, block: int, arrived_ns: int) -> None:
+    def arrived(self, server: int, micro_batch: int, arrived_ns: int) -> None:
         """Note that it has arrived there."""
-        if (handed_ns := self._handed_ns.pop(block, None)) is not None:
+        if (handed_ns := self._handed_ns.pop(micro_batch, None)) is not None:
             self.handovers.append(Handover(server, True, handed_ns, max(0, arrived_ns - handed_ns)))
 
     def came_back(self, server: int, returned_ns: int, heard_ns: int) -> None:
@@ -193,29 +194,30 @@ class Taker:
 
 
 def cpu_use(
-    router: Taker, agents: Sequence[tuple[DeviceSpec | EmulatedDevice, int]], cores: Sequence[int], lasted_ns: int
+    router: Taker, workers: Sequence[tuple[DeviceSpec | EmulatedDevice, int]], cores: Sequence[int], lasted_ns: int
 ) -> CpuUse:
     """Return shares of the cores' time over a run.
 
-    An emulated device's agent is one thread, so it has one core at most. A GPU's agent has a thread for every instance,
+    An emulated device's worker is one thread, so it has one core at most. A GPU's worker has a thread for every
+    instance,
     and one that waits for the device may spin: that alone does not mean it needs more.
 
     Args:
         router: which is one thread.
-        agents: the device and the CPU time of each, in ns.
+        workers: the device and the CPU time of each, in ns.
         cores: of the host.
     """
     lasted_ns = max(1, lasted_ns)
-    computing = {core for device, _ in agents if device.physical[0] == "cpu" for core in device.cores}
+    computing = {core for device, _ in workers if device.physical[0] == "cpu" for core in device.cores}
     shared = frozenset(cores) - computing or frozenset(cores)
     takers = [router if router.cores else Taker(router.busy_ns, shared)]
     takers += [
-        Taker(busy_ns, frozenset(device.cores) or shared) for device, busy_ns in agents if device.physical[0] != "cpu"
+        Taker(busy_ns, frozenset(device.cores) or shared) for device, busy_ns in workers if device.physical[0] != "cpu"
     ]
-    emulated_ns = [busy_ns for device, busy_ns in agents if device.physical[0] == "emulated"]
+    emulated_ns = [busy_ns for device, busy_ns in workers if device.physical[0] == "emulated"]
     return CpuUse(
         router=router.busy_ns / lasted_ns,
-        agent=max(emulated_ns, default=0) / lasted_ns,
+        worker=max(emulated_ns, default=0) / lasted_ns,
         cores=_fullest(takers, lasted_ns),
     )
 

@@ -1,6 +1,6 @@
 """What is served in a run, the source of its requests and the receiver of results, and its devices' sensors.
 
-`RunDevice`: a device that several servers share has one reader among their agents. If that agent dies, another one
+`RunDevice`: a device that several servers share has one reader among their workers. If that worker dies, another one
 becomes the reader, and the energy count continues.
 """
 
@@ -79,12 +79,12 @@ class HardwareRun:
         deadlines_ns: after its arrival, for every request of each class; None for no deadline.
         classes: (n,) the class of each request; None if all are of one.
         keep_log: keep every event and command for replay.
-        faults: planned for the agents, with their times.
+        faults: planned for the workers, with their times.
         goals: the operator's targets with their times, ascending.
         shown: (m,) request i shows image `shown[i modulo m]`; None for all images in turn.
         links: an emulated network between the servers; None for this machine's own. Of this run alone.
-        is_correct: (request, its widths) -> whether it is right, if agents return no labels; None compares their labels
-            with `labels`.
+        is_correct: (request, its widths) -> whether it is right, if workers return no labels; None compares their
+            labels with `labels`.
         measures_costs: whether to measure the costs of the router's process and the port.
     """
 
@@ -127,7 +127,7 @@ class Traffic(Protocol):
         next_ns: when the next one is due; never, while none is known.
         horizon_ns: arrivals end here; never, while they continue.
         has_ended: whether no more will come.
-        descriptors: to select on now, next to the agents' ports.
+        descriptors: to select on now, next to the workers' ports.
     """
 
     images: RequestImages
@@ -147,7 +147,7 @@ class Traffic(Protocol):
 
         Args:
             width: of the last segment.
-            labels, scores: the agent's; see `hw.transport.messages.Returned`.
+            labels, scores: the worker's; see `hw.transport.messages.Returned`.
         """
         ...
 
@@ -265,7 +265,7 @@ class RunDevice:
             self._rest_until(now_ns)
         if self._reader not in [server.index for server in up]:
             self._reader, self._counter_j = up[0].index, None
-        pids = tuple(server.slot.agent.pid for server in up)
+        pids = tuple(server.slot.worker.pid for server in up)
         for server in up:
             server.sense(self.period_ns if server.index == self._reader else 0, pids)
 

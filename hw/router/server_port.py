@@ -1,7 +1,7 @@
-"""One server in the router's process: translates its agent's messages to events for the router's core, and back.
+"""One server in the router's process: translates its worker's messages to events for the router's core, and back.
 
-It decides nothing and schedules nothing (the agent does). It supervises its agent and starts the next one when that has
-died, under a new epoch.
+It decides nothing and schedules nothing (the worker does). It supervises its worker and starts the next one when that
+has died, under a new incarnation.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hw.clock import NEVER_NS, RunClock
-from hw.router.agent_handles import AgentHandle, AgentSlot
 from hw.router.run_meters import LateLedger, Watcher
-from hw.transport.agent_port import PortBrokenError, PortClosedError
+from hw.router.worker_handles import WorkerHandle, WorkerSlot
 from hw.transport.messages import (
     Captures,
     ComeUp,
@@ -24,7 +23,7 @@ from hw.transport.messages import (
     Fence,
     Fenced,
     Finished,
-    FromAgent,
+    FromWorker,
     Impair,
     Input,
     MoveBroken,
@@ -43,17 +42,18 @@ from hw.transport.messages import (
     Sense,
     Start,
     Stuck,
-    ToAgent,
+    ToWorker,
     Warm,
 )
 from hw.transport.peers import FailureDetector
 from hw.transport.shared_memory import Inbox, Slab, steps_of
+from hw.transport.worker_port import PortBrokenError, PortClosedError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
-from policies.greedy_scheduler import GreedyKnobs
-from policies.run_records import AgentLog, ChoreCost, Downtime, ServerClock, ServerCounts, ServerTotals
+from policies.greedy_scheduler import GreedyParams
+from policies.run_records import CpuWorkCost, Downtime, ServerClock, ServerCounts, ServerTotals, WorkerLog
 from policies.vocabulary import (
     NS_PER_S,
-    Block,
+    MicroBatch,
     RequestsRejected,
     RequestsReturned,
     RouterEvent,
@@ -66,13 +66,14 @@ from policies.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from hw.agent.emulated_lanes import EmulatedDevice
     from hw.device_settings import DeviceSpec
+    from hw.worker.emulated_lanes import EmulatedDevice
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareServer:
-    """A server of the cluster: its device, the knobs of its scheduler, and its device's idle powers for the record.
+    """A server of the cluster: its device, the parameters of its scheduler, and its device's idle powers for the
+    record.
 
     Attributes:
         trusts_counter: whether the device's energy counter may be used, if it has one.
@@ -84,7 +85,7 @@ class HardwareServer:
 
     name: str
     device: DeviceSpec | EmulatedDevice
-    knobs: GreedyKnobs
+    params: GreedyParams
     bare_idle_w: float
     context_idle_w: float
     trusts_counter: bool = True
@@ -100,7 +101,7 @@ class HardwareServer:
 
 
 _DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
-START_LIMIT_NS = 300 * NS_PER_S  # for an agent that is started again; the first one has as long
+START_LIMIT_NS = 300 * NS_PER_S  # for a worker that is started again; the first one has as long
 
 Judge = Callable[[tuple[int, ...], float, tuple[int, ...], bytes], tuple[bool, ...]]
 """See `hw.router.run_requests.Traffic`."""
@@ -111,15 +112,15 @@ class RunContext:
     """The part that all servers of a run share.
 
     Attributes:
-        supervision: how agents are watched and restarted.
+        supervision: how workers are watched and restarted.
         judge: which labels are right.
         tell_router: queues an event for the router's core.
-        say: takes a line for people when an agent dies, hangs, or is back.
-        keep_log: whether agents log every step.
-        measures_costs: whether agents measure what they do besides passes.
+        say: takes a line for people when a worker dies, hangs, or is back.
+        keep_log: whether workers log every step.
+        measures_costs: whether workers measure what they do besides passes.
         keeps_record: whether the run's record is needed; otherwise nothing is kept that grows with it.
-        up: the epochs of those servers that are up.
-        deaths: servers whose agent has died, until that is noticed.
+        up: the incarnations of those servers that are up.
+        deaths: servers whose worker has died, until that is noticed.
     """
 
     clock: RunClock
@@ -146,48 +147,49 @@ class RemoteServer:
     Args:
         index: of the server in the cluster.
         spec: of the server.
-        slot: of its agents.
+        slot: of its workers.
         inbox: the ledger of its arena.
         run: the part shared with the others.
     """
 
-    def __init__(self, index: int, spec: HardwareServer, slot: AgentSlot, inbox: Inbox, run: RunContext) -> None:
+    def __init__(self, index: int, spec: HardwareServer, slot: WorkerSlot, inbox: Inbox, run: RunContext) -> None:
         self.index = index
         self.spec = spec
         self.slot = slot
         self.inbox = inbox
         self.channels_last = spec.device.channels_last
-        self.epoch = 0
+        self.incarnation = 0
         self.is_up = False
         self.died = False
         self.has_posted = False  # something waits for `flush`
-        self.is_doomed = False  # a planned fault has killed or stopped its agent
-        self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
+        self.is_doomed = False  # a planned fault has killed or stopped its worker
+        self.is_away = False  # its worker went when it was drained and empty: the next one starts when it is returned
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
-        self._epoch_logs: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, log, reported steps, end)
-        self.samples: list[Sample] = []  # that its agent has read of the device, and that are not yet taken
+        # (incarnation, log, reported steps, end)
+        self._incarnation_logs: list[tuple[int, Callable[[], bytes], int, str]] = []
+        self.samples: list[Sample] = []  # that its worker has read of the device, and that are not yet taken
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a message is due soon
-        self.agent_cpu_ns = 0
-        self.chores: tuple[ChoreCost, ...] = ()
+        self.worker_cpu_ns = 0
+        self.cpu_work: tuple[CpuWorkCost, ...] = ()
         self._run = run
         self._tell_router = run.tell_router
         self._restarts = RestartPlan(run.supervision)
         self._restart_at_ns: int | None = None  # None: it runs, is starting, or never comes back
         self._up_from_ns = 0
         self._is_starting = False
-        self._is_ready_early = False  # a new agent waits for the end of an outage
+        self._is_ready_early = False  # a new worker waits for the end of an outage
         self._is_preloading = False
         self._number = 0
         self._detector = FailureDetector(run.supervision, 0)
         self._heard_steps = 0
-        self._counts = ServerCounts()  # of this epoch
-        self._totals = ServerCounts()  # of earlier epochs
+        self._counts = ServerCounts()  # of this incarnation
+        self._totals = ServerCounts()  # of earlier incarnations
         self._vram_peak_bytes = 0
         self._captures = Captures()
         self._is_finished = False
-        self._fences: dict[int, tuple[Slab, ...]] = {}  # slabs that a dead agent may still write to, until fenced off
+        self._fences: dict[int, tuple[Slab, ...]] = {}  # slabs that a dead worker may still write to, until fenced off
 
     # -------------------------------------------------------------------------------------------------- questions
 
@@ -203,19 +205,19 @@ class RemoteServer:
         return is_to_start and self._up_from_ns < NEVER_NS and not self.is_away
 
     @property
-    def has_agent(self) -> bool:
+    def has_worker(self) -> bool:
         """Whether there is a process whose messages should be received."""
         return self.is_up or self._is_starting
 
     @property
     def is_finished(self) -> bool:
-        """Whether its agent has sent its account of the run, or is gone."""
+        """Whether its worker has sent its account of the run, or is gone."""
         return self._is_finished or not self.is_up
 
     @property
     def port_number(self) -> int:
         """The descriptor to select on."""
-        return self.slot.agent.port.fileno()
+        return self.slot.worker.port.fileno()
 
     @property
     def next_ns(self) -> int | None:
@@ -243,12 +245,12 @@ class RemoteServer:
     # --------------------------------------------------------------------------------------------- up and down
 
     def come_up(self) -> None:
-        """Serve, empty, in a new epoch; the agent was prepared."""
+        """Serve, empty, in a new incarnation; the worker was prepared."""
         now_ns = self._run.clock.now_ns()
-        self.epoch += 1
+        self.incarnation += 1
         self.is_up = True
         self._is_starting = self._is_ready_early = False
-        self._run.up[self.index] = self.epoch
+        self._run.up[self.index] = self.incarnation
         self._is_preloading = True
         self._heard_steps = self.in_flight = 0
         self._detector = FailureDetector(self._run.supervision, now_ns)
@@ -260,19 +262,19 @@ class RemoteServer:
         self.start_clock()
         if self.impairment != Impairment():
             self.impair(self.impairment)
-        self._tell_router(ServerUp(self.index, self.epoch))
-        self.send(ComeUp(self.epoch))
+        self._tell_router(ServerUp(self.index, self.incarnation))
+        self.send(ComeUp(self.incarnation))
 
     def retire(self) -> None:
-        """End its agent's service, for another one is to take over; nothing is in flight here."""
+        """End its worker's service, for another one is to take over; nothing is in flight here."""
         if self.is_up:
             self.is_up = False
             del self._run.up[self.index]
             self._bury(PLANNED)
-            self._tell_router(ServerDown(self.index, self.epoch, PLANNED))
+            self._tell_router(ServerDown(self.index, self.incarnation, PLANNED))
 
-    def take_over(self, start: Callable[[], AgentHandle], successor: AgentHandle) -> None:
-        """Serve from now on with this agent, which was prepared; later ones start the same way."""
+    def take_over(self, start: Callable[[], WorkerHandle], successor: WorkerHandle) -> None:
+        """Serve from now on with this worker, which was prepared; later ones start the same way."""
         self.slot.hand_over(start, successor)
         self.died = self.is_away = False
         self._restart_at_ns = None
@@ -281,23 +283,23 @@ class RemoteServer:
         self.end_outage_if_due()
 
     def begin_away(self) -> None:
-        """Begin without an agent: it was drained before the run."""
+        """Begin without a worker: it was drained before the run."""
         self.is_away, self._restart_at_ns = True, 0
         self.downtimes.append(Downtime(self.index, 0, None, WORKER_DIED))
 
     def start_clock(self) -> None:
-        """Start the agent's clock with the run, by its own reading of that moment as far as that is known."""
+        """Start the worker's clock with the run, by its own reading of that moment as far as that is known."""
         origin_ns = self._run.clock.origin_ns
         if origin_ns is not None:
-            self.send(Start(self.slot.agent.offset.at_agent(origin_ns)))
+            self.send(Start(self.slot.worker.offset.at_worker(origin_ns)))
 
     def go_down(self, reason: str) -> None:
-        """Take it down: the agent is gone (or is ended now), and everything with it; `stay_down` sets until when."""
+        """Take it down: the worker is gone (or is ended now), and everything with it; `stay_down` sets until when."""
         now_ns = self._run.clock.now_ns()
         was_up, self.is_up = self.is_up, False
         self._run.up.pop(self.index, None)
         self.died = self._is_starting = self._is_ready_early = False
-        self.slot.agent.kill()
+        self.slot.worker.kill()
         self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
         if not was_up:
             text = f"{_DOWN[reason]} while it started, at {_in_s(now_ns)}"
@@ -308,14 +310,14 @@ class RemoteServer:
                 self.downtimes.clear()
             self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
             text = f"{_DOWN[reason]} at {_in_s(now_ns)}{', as planned' if is_planned else ''}"
-            self._tell_router(ServerDown(self.index, self.epoch, reason))
+            self._tell_router(ServerDown(self.index, self.incarnation, reason))
         self._run.say(f"{self.spec.name}: {text}; {self._return_text(now_ns)}")
 
     def _bury(self, reason: str) -> None:
-        """Close an epoch: keep its log, and the counts of its last report; no message is due."""
+        """Close an incarnation: keep its log, and the counts of its last report; no message is due."""
         self.in_flight = 0
         self._keep_log(reason)
-        for slabs in self._fences.values():  # its next epoch has another address, unknown to their writers
+        for slabs in self._fences.values():  # its next incarnation has another address, unknown to their writers
             self._cancel(slabs)
         self._fences.clear()
         self._totals += self._counts
@@ -323,13 +325,13 @@ class RemoteServer:
 
     def _keep_log(self, ended: str) -> None:
         if self._run.keep_log:
-            self._epoch_logs.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
+            self._incarnation_logs.append((self.incarnation, self.slot.worker.log(), self._heard_steps, ended))
 
-    def agent_logs(self) -> list[AgentLog]:
-        """Return the logs of every epoch; to be read after the run and before the next, for they are long."""
+    def worker_logs(self) -> list[WorkerLog]:
+        """Return the logs of every incarnation; to be read after the run and before the next, for they are long."""
         return [
-            AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
-            for epoch, log, heard, ended in self._epoch_logs
+            WorkerLog(self.index, incarnation, steps_of(log(), self.index), heard, ended)
+            for incarnation, log, heard, ended in self._incarnation_logs
         ]
 
     def tell_absence(self) -> None:
@@ -355,7 +357,7 @@ class RemoteServer:
         self._up_from_ns = max(self._up_from_ns, until_ns)
 
     def restart_if_due(self) -> None:
-        """Start the next agent when its time has come."""
+        """Start the next worker when its time has come."""
         now_ns = self._run.clock.now_ns()
         if not self.will_return or self._restart_at_ns is None or now_ns < self._restart_at_ns:
             return
@@ -367,18 +369,18 @@ class RemoteServer:
         self.slot.start()
 
     def excuse(self) -> None:
-        """Reset its timeouts: the router itself was away, so the agent is not to blame."""
+        """Reset its timeouts: the router itself was away, so the worker is not to blame."""
         self._detector.excuse(self._run.clock.now_ns())
 
     def look_after(self) -> str | None:
-        """Ping the agent; return why it must be given up, None while it is well."""
+        """Ping the worker; return why it must be given up, None while it is well."""
         now_ns = self._run.clock.now_ns()
-        if not self.has_agent:
+        if not self.has_worker:
             return None
         if self._detector.is_hung(now_ns):
             return WORKER_HUNG
         if self.is_up and (number := self._detector.ping(now_ns)) is not None:
-            self.send(self.slot.agent.ping(number))
+            self.send(self.slot.worker.ping(number))
         return None
 
     def _die(self) -> None:
@@ -386,19 +388,19 @@ class RemoteServer:
         self._run.deaths.append(self.index)
 
     def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
-        """Process a new agent's first messages: ready, warm, empty; then it serves (not before an outage has ended)."""
-        agent = self.slot.agent
+        """Process a new worker's first messages: ready, warm, empty; then it serves, after an outage's end."""
+        worker = self.slot.worker
         match message:
             case Refused():
                 self._die()
             case Ready():
-                agent.ready = message
-                self._number = agent.next_number()
-                self.send(agent.ping(-self._number))  # its clock may be another one
+                worker.ready = message
+                self._number = worker.next_number()
+                self.send(worker.ping(-self._number))  # its clock may be another one
                 self.send(Warm(self._number, self.slot.warm_batches))  # also of nothing: the answer comes in any case
             case Done(number) if self._is_starting and number == self._number:
-                agent.is_warm = True
-                self._number = agent.next_number()
+                worker.is_warm = True
+                self._number = worker.next_number()
                 self.send(self.preparation(self._number))
             case Prepared(number) if self._is_starting and number == self._number:
                 self._detector.answered("start")
@@ -408,62 +410,62 @@ class RemoteServer:
                 pass
 
     def preparation(self, number: int) -> Prepare:
-        """Return an agent's settings before it serves."""
+        """Return a worker's settings before it serves."""
         return Prepare(number, self.index, self._run.keep_log, self._run.measures_costs)
 
     def end_outage_if_due(self) -> None:
-        """Bring up an agent that was ready before its outage ended."""
+        """Bring up a worker that was ready before its outage ended."""
         if self._is_ready_early and self._run.clock.now_ns() >= self._up_from_ns:
             self.come_up()
 
-    # -------------------------------------------------------------------------------------------------- to the agent
+    # -------------------------------------------------------------------------------------------------- to the worker
 
-    def send(self, message: ToAgent) -> None:
-        """Send the agent a message, with the next `flush`."""
+    def send(self, message: ToWorker) -> None:
+        """Send the worker a message, with the next `flush`."""
         self.has_posted = True
-        self.slot.agent.port.post(message)
+        self.slot.worker.port.post(message)
 
     def flush(self) -> bool:
         """Send the pending messages; return whether all of them are sent.
 
-        If the agent is gone, `died` records it and the cluster takes the server down.
+        If the worker is gone, `died` records it and the cluster takes the server down.
         """
         self.has_posted = False
-        if not self.has_agent or self.died:
+        if not self.has_worker or self.died:
             return True
         try:
-            self.has_posted = not self.slot.agent.port.flush()
+            self.has_posted = not self.slot.worker.port.flush()
         except PortClosedError:
             self._die()
         return not self.has_posted
 
-    def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
-        """Hand a block over to the agent."""
-        self.in_flight += len(block.requests)
-        self.send(Deliver(block, inputs))
+    def deliver(self, micro_batch: MicroBatch, inputs: tuple[Input, ...]) -> None:
+        """Hand a micro-batch over to the worker."""
+        self.in_flight += len(micro_batch.requests)
+        self.send(Deliver(micro_batch, inputs))
 
     def asked(self, transfer: int) -> None:
-        """Note that the agent was asked to move something."""
+        """Note that the worker was asked to move something."""
         self._detector.asked(("transfer", transfer), self._run.clock.now_ns())
 
     @property
     def address(self) -> str:
-        """See `hw.router.agent_handles.AgentHandle`."""
-        return self.slot.agent.address
+        """See `hw.router.worker_handles.WorkerHandle`."""
+        return self.slot.worker.address
 
     @property
-    def incarnation(self) -> int:
-        """See `hw.router.agent_handles.AgentHandle`."""
-        return self.slot.agent.incarnation
+    def worker_id(self) -> int:
+        """See `hw.router.worker_handles.WorkerHandle`."""
+        return self.slot.worker.worker_id
 
-    def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
-        """Cancel these slabs as soon as that incarnation of another agent certainly writes to them no more."""
-        if not incarnation or not self.is_up:
+    def give_back(self, slabs: Sequence[Slab], worker_id: int) -> None:
+        """Cancel these slabs as soon as that incarnation of another worker certainly writes to them no more."""
+        if not worker_id or not self.is_up:
             self._cancel(slabs)
             return
-        number = self.slot.agent.next_number()
+        number = self.slot.worker.next_number()
         self._fences[number] = tuple(slabs)
-        self.send(Fence(number, incarnation))
+        self.send(Fence(number, worker_id))
 
     def _cancel(self, slabs: Iterable[Slab]) -> None:
         for slab in slabs:
@@ -479,38 +481,38 @@ class RemoteServer:
         self._tell_router(StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index))
 
     def impair(self, impairment: Impairment) -> None:
-        """Impair the server from now on, for the present agent and for later ones."""
+        """Impair the server from now on, for the present worker and for later ones."""
         self.impairment = impairment
         if self.is_up:
             self.send(Impair(impairment))
 
-    # ------------------------------------------------------------------------------------------------ from the agent
+    # ------------------------------------------------------------------------------------------------ from the worker
 
-    def receive(self) -> Sequence[FromAgent]:
-        """Return the agent's messages; `died` records that no more will come."""
+    def receive(self) -> Sequence[FromWorker]:
+        """Return the worker's messages; `died` records that no more will come."""
         try:
-            return self.slot.agent.port.receive()
+            return self.slot.worker.port.receive()
         except (PortClosedError, PortBrokenError):
             self._die()
             return ()
 
-    def hear(self, message: FromAgent) -> None:
-        """Process a message of the agent."""
+    def hear(self, message: FromWorker) -> None:
+        """Process a message of the worker."""
         match message:
             case Returned():
                 self._take_back(message)
-            case Rejected(epoch, requests, reason, arrivals, steps):
+            case Rejected(incarnation, requests, reason, arrivals, steps):
                 self._heard_steps = steps
                 self.in_flight -= len(requests)
                 self.inbox.forget(requests)
                 if arrivals:
                     self._run.ledger.note_arrivals(arrivals)
-                self._tell_router(RequestsRejected(self.index, epoch, requests, reason))
+                self._tell_router(RequestsRejected(self.index, incarnation, requests, reason))
             case Report():
                 self._hear_report(message)
             case Pong(number):
                 self._detector.ponged(number)
-                if self.slot.agent.note_pong(message) and self.is_up:
+                if self.slot.worker.note_pong(message) and self.is_up:
                     self.start_clock()
             case Moved(transfer) | MoveBroken(transfer):
                 self._detector.answered(("transfer", transfer))
@@ -540,10 +542,10 @@ class RemoteServer:
         self.inbox.forget(requests)
         run.ledger.note_batch(self.index, message.batch)
         is_last = message.segment == run.segments
-        correct = run.judge(requests, message.width, message.labels, message.scores) if is_last else ()
+        correct = run.judge(requests, message.width, message.predictions, message.scores) if is_last else ()
         self._tell_router(
             RequestsReturned(
-                self.index, message.epoch, requests, message.segment, message.width, correct, message.residency
+                self.index, message.incarnation, requests, message.segment, message.width, correct, message.residency
             )
         )
 
@@ -556,14 +558,16 @@ class RemoteServer:
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
         sampled_ns = min(sample.sampled_ns, now_ns)  # its clock is known to within an error
         vram_bytes, queue_length = message.vram_used_bytes + message.activation_bytes, message.queue_length
-        reading = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
+        reading = TelemetrySampled(
+            message.incarnation, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length
+        )
         self._run.ledger.note_reading(self.index, reading)
         if message.is_read:
             self.samples.append(sample)
         self._tell_router(
             ServerReport(
                 self.index,
-                message.epoch,
+                message.incarnation,
                 sampled_ns,
                 now_ns,
                 queue_length,
@@ -587,35 +591,35 @@ class RemoteServer:
         self._run.say(f"WARNING: {self.spec.name}: {problem}")
 
     def relay(self, sample: Sample) -> None:
-        """Process another agent's reading of the shared device's sensor."""
+        """Process another worker's reading of the shared device's sensor."""
         self.send(Sampled(sample))
 
-    def hear_late(self, message: FromAgent) -> None:
+    def hear_late(self, message: FromWorker) -> None:
         """Process a message after the run's end: later events do not count, except for the last reading."""
         if isinstance(message, Finished):
             self._finish(message)
         elif isinstance(message, Report) and message.is_read:
             self.samples.append(message.sample)
         elif isinstance(message, Ready):  # it was starting: the next run would wait for this message
-            self.slot.agent.ready = message
+            self.slot.worker.ready = message
 
     def _finish(self, message: Finished) -> None:
         self._heard_steps = message.steps
         self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was reported
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
-        self.agent_cpu_ns += message.cpu_ns
-        self.chores += message.chores
+        self.worker_cpu_ns += message.cpu_ns
+        self.cpu_work += message.cpu_work
         self._captures = message.captures
         self._is_finished = True
 
     @property
     def clock(self) -> ServerClock | None:
-        """Its agent's clock; None if that is the router's own, and if it has no agent."""
-        if not self.is_up or (agent := self.slot.agent).shares_clock:
+        """Its worker's clock; None if that is the router's own, and if it has no worker."""
+        if not self.is_up or (worker := self.slot.worker).shares_clock:
             return None
-        return ServerClock(self.index, agent.offset.offset_ns, agent.offset.error_ns, agent.clock_jumps)
+        return ServerClock(self.index, worker.offset.offset_ns, worker.offset.error_ns, worker.clock_jumps)
 
     def end_life(self) -> None:
-        """Keep, at the run's end, the log of an agent that is still up."""
+        """Keep, at the run's end, the log of a worker that is still up."""
         if self.is_up:
             self._keep_log("")

@@ -1,8 +1,9 @@
-"""Blocks in transit: which agent writes which activations where, arrivals of transfers, and the effect of a death.
+"""Micro-batches in transit: which worker writes which activations where, arrivals of transfers, and the effect of a
+death.
 
 The router's side of the arenas. A transfer needs a place in its destination's arena; if there is none it waits for one
 (back-pressure), with a time limit. Its data are written there by the source (or here, for images); their places go with
-the block. With emulated links a transfer arrives once its data are there and the link's time is over.
+the micro-batch. With emulated links a transfer arrives once its data are there and the link's time is over.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from hw.transport.messages import Input, Keep, Move, Moved, Release
 from hw.transport.shared_memory import Slab
 from policies.vocabulary import (
     ROUTER,
-    Block,
+    MicroBatch,
     RouterEvent,
-    SendBlock,
+    SendMicroBatch,
     TransferFailed,
     TransferFinished,
     TransferStarted,
@@ -119,9 +120,9 @@ class Cargo:
 
 @dataclass(slots=True)
 class _Delivery:
-    """A block in transit, its transfers that have not arrived, and the places of the others' data."""
+    """A micro-batch in transit, its transfers that have not arrived, and the places of the others' data."""
 
-    block: Block
+    micro_batch: MicroBatch
     moving: dict[int, _Transfer] = field(default_factory=dict)
     inputs: list[Input] = field(default_factory=list)
 
@@ -156,7 +157,7 @@ class Transfers:
         cargo: the data.
         now_ns: the run's clock.
         tell_router: queues an event for the router's core.
-        hand_over: gives a block whose inputs have all arrived to its server, with their places.
+        hand_over: gives a micro-batch whose inputs have all arrived to its server, with their places.
         patience_ns: how long a transfer waits for a place.
         numbers: of transfers, over all runs: late answers of an earlier run are recognized as such.
     """
@@ -167,7 +168,7 @@ class Transfers:
         cargo: Cargo,
         now_ns: Callable[[], int],
         tell_router: Callable[[RouterEvent], None],
-        hand_over: Callable[[Block, tuple[Input, ...]], None],
+        hand_over: Callable[[MicroBatch, tuple[Input, ...]], None],
         patience_ns: int,
         numbers: Iterator[int],
     ) -> None:
@@ -188,28 +189,31 @@ class Transfers:
 
     # -------------------------------------------------------------------------------------------------- what happens
 
-    def send(self, command: SendBlock) -> None:
-        """Start a block's transfers; it arrives with the last of them."""
-        block = command.block
-        if not self._servers[block.server].is_up:  # it died while this was being decided: the router takes it back
+    def send(self, command: SendMicroBatch) -> None:
+        """Start a micro-batch's transfers; it arrives with the last of them."""
+        micro_batch = command.micro_batch
+        # it died while this was being decided: the router takes it back
+        if not self._servers[micro_batch.server].is_up:
             return
         for source, _ in command.moves:
             if source != ROUTER and not self._servers[source].is_up:  # it died while this was being decided
-                self._fail(block, source, "server_down")
+                self._fail(micro_batch, source, "server_down")
                 return
         if not command.moves:
-            self._hand_over(block, ())
+            self._hand_over(micro_batch, ())
             return
-        delivery = self._deliveries[block.block] = _Delivery(block)
+        delivery = self._deliveries[micro_batch.micro_batch] = _Delivery(micro_batch)
         transfers = [self._plan(delivery, source, requests) for source, requests in command.moves]
         for transfer in transfers:
-            self._tell_router(TransferStarted(block.block, transfer.source, block.server, transfer.requests))
+            self._tell_router(
+                TransferStarted(micro_batch.micro_batch, transfer.source, micro_batch.server, transfer.requests)
+            )
         for transfer in transfers:
-            self._waiting[block.server].append(transfer)
-        self._reserve(block.server)
+            self._waiting[micro_batch.server].append(transfer)
+        self._reserve(micro_batch.server)
 
     def moved(self, message: Moved) -> None:
-        """Process an agent's notice that a write is done."""
+        """Process a worker's notice that a write is done."""
         write = self._writing.pop(message.transfer, None)
         if write is None:
             return  # of an earlier run
@@ -221,7 +225,7 @@ class Transfers:
         self._take(transfer, message.shape, message.dtype, message.channels_last)
 
     def broken(self, number: int, reason: str) -> None:
-        """Process an agent's failure to write: the block is given back whole."""
+        """Process a worker's failure to write: the micro-batch is given back whole."""
         write = self._writing.pop(number, None)
         if write is None:
             return
@@ -229,7 +233,7 @@ class Transfers:
         transfer = self._transfers.get(number)
         if transfer is not None:
             self._drop(transfer.delivery)
-            self._fail(transfer.delivery.block, transfer.source, reason)
+            self._fail(transfer.delivery.micro_batch, transfer.source, reason)
         self._cancel(destination, slab)
 
     def freed(self, server: int) -> None:
@@ -257,25 +261,25 @@ class Transfers:
             while waiting and waiting[0].gives_up_ns <= now_ns:
                 transfer = waiting[0]
                 self._drop(transfer.delivery)
-                self._fail(transfer.delivery.block, transfer.source, NO_ROOM)
+                self._fail(transfer.delivery.micro_batch, transfer.source, NO_ROOM)
         for index in range(len(self._servers)):
             self.freed(index)
 
     def bury(self, server: int) -> None:
         """Process a server's death: drop blocks in transit to it (the router takes them back), and data from it."""
         for delivery in list(self._deliveries.values()):
-            if delivery.block.server == server:
+            if delivery.micro_batch.server == server:
                 self._drop(delivery)
             elif any(transfer.source == server for transfer in delivery.moving.values()):
                 self._drop(delivery)
-                self._fail(delivery.block, server, "server_down")
+                self._fail(delivery.micro_batch, server, "server_down")
         slabs_by_destination: defaultdict[int, list[Slab]] = defaultdict(list)
         for number, (source, destination, slab) in list(self._writing.items()):
             if source == server:
                 del self._writing[number]
                 slabs_by_destination[destination].append(slab)
         for destination, slabs in slabs_by_destination.items():
-            self._servers[destination].give_back(slabs, self._servers[server].incarnation)
+            self._servers[destination].give_back(slabs, self._servers[server].worker_id)
         self._servers[server].inbox.clear()
         for index in range(len(self._servers)):  # only now: waits from or to the dead one are gone
             self.freed(index)
@@ -283,11 +287,11 @@ class Transfers:
     # ------------------------------------------------------------------------------------------------ one transfer
 
     def _plan(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> _Transfer:
-        now_ns, key = self._now_ns(), delivery.block.key
+        now_ns, key = self._now_ns(), delivery.micro_batch.key
         size_bytes = ELEMENT_BYTES * len(requests) * prod(self._shape_after(key.segment - 1, key.previous_width))
         due_ns = now_ns
         if self._links is not None:
-            _, due_ns = self._links.transfer(source, delivery.block.server, size_bytes, now_ns)
+            _, due_ns = self._links.transfer(source, delivery.micro_batch.server, size_bytes, now_ns)
         gives_up_ns = now_ns + self._patience_ns
         number = next(self._numbers)
         transfer = _Transfer(number, source, requests, delivery, size_bytes, due_ns, gives_up_ns)
@@ -314,7 +318,7 @@ class Transfers:
                 source.send(Move(transfer.number, server, slab.offset, transfer.requests, address))
 
     def _write_images(self, transfer: _Transfer, slab: Slab) -> None:
-        server = self._servers[transfer.delivery.block.server]
+        server = self._servers[transfer.delivery.micro_batch.server]
         shape = self._images.shape
         target = np.frombuffer(server.inbox.arena.buffer, np.float32, len(transfer.requests) * prod(shape), slab.offset)
         self._images.write(transfer.requests, target, server.channels_last)
@@ -325,7 +329,7 @@ class Transfers:
         """Note that the data are there; they have arrived when the link is done, too."""
         slab = transfer.slab
         assert slab is not None, "written to no place"
-        self._servers[transfer.delivery.block.server].inbox.fill(slab)
+        self._servers[transfer.delivery.micro_batch.server].inbox.fill(slab)
         transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last)
         if transfer.due_ns > self._now_ns():
             heapq.heappush(self._due, (transfer.due_ns, transfer.number))
@@ -337,15 +341,17 @@ class Transfers:
         assert transfer.data is not None, "nothing stands there"
         delivery.inputs.append(transfer.data)
         del self._transfers[transfer.number], delivery.moving[transfer.number]
-        block = delivery.block
-        self._tell_router(TransferFinished(block.block, transfer.source, block.server, transfer.requests))
+        micro_batch = delivery.micro_batch
+        self._tell_router(
+            TransferFinished(micro_batch.micro_batch, transfer.source, micro_batch.server, transfer.requests)
+        )
         if transfer.source != ROUTER:
             self._servers[transfer.source].send(Release(transfer.requests))
             self._servers[transfer.source].inbox.forget(transfer.requests)
             self.freed(transfer.source)
         if not delivery.moving:
-            del self._deliveries[block.block]
-            self._hand_over(block, tuple(delivery.inputs))
+            del self._deliveries[micro_batch.micro_batch]
+            self._hand_over(micro_batch, tuple(delivery.inputs))
 
     def _cancel(self, server: int, slab: Slab) -> None:
         self._servers[server].inbox.cancel(slab)
@@ -353,18 +359,20 @@ class Transfers:
 
     # -------------------------------------------------------------------------------------------------------- failure
 
-    def _fail(self, block: Block, source: int, reason: str) -> None:
-        self._tell_router(TransferFailed(block.block, source, block.server, block.requests, reason))
+    def _fail(self, micro_batch: MicroBatch, source: int, reason: str) -> None:
+        self._tell_router(
+            TransferFailed(micro_batch.micro_batch, source, micro_batch.server, micro_batch.requests, reason)
+        )
 
     def _drop(self, delivery: _Delivery) -> None:
-        """Forget a block of which nothing more will arrive: waits are dropped, and arrived data stay in place."""
-        block = delivery.block
-        del self._deliveries[block.block]
+        """Forget a micro-batch of which nothing more will arrive: waits are dropped, and arrived data stay in place."""
+        micro_batch = delivery.micro_batch
+        del self._deliveries[micro_batch.micro_batch]
         for transfer in delivery.moving.values():
             del self._transfers[transfer.number]
             if transfer.slab is None:
-                self._waiting[block.server].remove(transfer)
+                self._waiting[micro_batch.server].remove(transfer)
             elif transfer.data is not None:  # copies; the source keeps its own
-                self._servers[block.server].inbox.forget(transfer.requests)
-        if delivery.inputs and self._servers[block.server].is_up:
-            self._servers[block.server].send(Keep(tuple(delivery.inputs)))
+                self._servers[micro_batch.server].inbox.forget(transfer.requests)
+        if delivery.inputs and self._servers[micro_batch.server].is_up:
+            self._servers[micro_batch.server].send(Keep(tuple(delivery.inputs)))

@@ -19,11 +19,11 @@ from hw.telemetry.nvml import (
     NvmlSensor,
     RefusedError,
     Timing,
-    board_facts,
     device_label,
     free_vram_bytes,
     handle_of,
     load_nvml,
+    nvml_device_facts,
     nvml_handle,
     used_vram_bytes,
     visible_gpus,
@@ -130,7 +130,7 @@ def _describe_gpu(nvml: Any, index: int, name: str) -> DeviceDescription:
     except RefusedError as refused:
         return _unusable(index, str(refused))
     _, vram_bytes = free_vram_bytes(nvml, handle)
-    reported, facts = NvmlSensor(nvml, handle).describe(), board_facts(nvml, handle)
+    reported, facts = NvmlSensor(nvml, handle).describe(), nvml_device_facts(nvml, handle)
     return DeviceDescription(device_label(nvml, handle), "cuda", index, (), vram_bytes, reported, facts)
 
 
@@ -154,12 +154,12 @@ __all__ = [
     "Timing",
     "Used",
     "available_devices",
-    "board_facts",
     "cpu_name",
     "cpu_sensor",
     "device_label",
     "ended_children",
     "load_nvml",
+    "nvml_device_facts",
     "nvml_handle",
     "process_cpu_s",
     "unusable_devices",

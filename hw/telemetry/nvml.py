@@ -1,7 +1,7 @@
 """NVIDIA GPUs through NVML, which may lack anything: sensors, utilization, and a board's description.
 
-Queries: every query of a device goes through `Board.ask`, which turns the ways in which NVML refuses into one exception
-with the reason and the remedy. The module changes no clock, no limit and no mode.
+Queries: every query of a device goes through `NvmlDevice.ask`, which turns the ways in which NVML refuses into one
+exception with the reason and the remedy. The module changes no clock, no limit and no mode.
 
 `Timing`: architectures differ (arXiv 2312.02741) in how often a power reading is renewed, what it averages over, how
 slowly it rises, and whether there is an energy counter.
@@ -44,7 +44,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class Board:
+class NvmlDevice:
     """One device behind the library.
 
     Attributes:
@@ -114,12 +114,14 @@ class Gpm:
         RefusedError: the device, the driver or the library has no GPM.
     """
 
-    def __init__(self, board: Board, parent: Board, instance: int | None, monotonic_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, nvml_device: NvmlDevice, parent: NvmlDevice, instance: int | None, monotonic_ns: Callable[[], int]
+    ) -> None:
         """Take the whole GPU as `parent`; `instance` is the MIG instance of it that is meant."""
-        self._board = parent
+        self._nvml_device = parent
         self._instance = instance
         self._monotonic_ns = monotonic_ns
-        self._metrics = {name: board.constant(constant) for name, constant in METRICS.items()}
+        self._metrics = {name: nvml_device.constant(constant) for name, constant in METRICS.items()}
         if not parent.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
             raise RefusedError("GPM needs a Hopper GPU or a later one")
         self._older, self._newer = self._buffer(), self._buffer()
@@ -139,31 +141,31 @@ class Gpm:
 
     def _buffer(self) -> Any:
         """Allocate a sample, which is freed with this object."""
-        buffer = self._board.call("nvmlGpmSampleAlloc")
-        weakref.finalize(self, _free, self._board, buffer)
+        buffer = self._nvml_device.call("nvmlGpmSampleAlloc")
+        weakref.finalize(self, _free, self._nvml_device, buffer)
         return buffer
 
     def _look(self, buffer: Any) -> None:
         if self._instance is None:
-            self._board.ask("nvmlGpmSampleGet", buffer)
+            self._nvml_device.ask("nvmlGpmSampleGet", buffer)
         else:
-            self._board.ask("nvmlGpmMigSampleGet", self._instance, buffer)
+            self._nvml_device.ask("nvmlGpmMigSampleGet", self._instance, buffer)
 
     def _between(self) -> dict[str, float]:
-        request = self._board.constant("c_nvmlGpmMetricsGet_t")()
-        request.version = self._board.constant("NVML_GPM_METRICS_GET_VERSION")
+        request = self._nvml_device.constant("c_nvmlGpmMetricsGet_t")()
+        request.version = self._nvml_device.constant("NVML_GPM_METRICS_GET_VERSION")
         request.numMetrics = len(self._metrics)
         request.sample1, request.sample2 = self._older, self._newer
         for position, metric in enumerate(self._metrics.values()):
             request.metrics[position].metricId = metric
-        self._board.call("nvmlGpmMetricsGet", request)
+        self._nvml_device.call("nvmlGpmMetricsGet", request)
         answers = zip(self._metrics, request.metrics, strict=False)
         return {name: answer.value / 100 for name, answer in answers if answer.nvmlReturn == 0}
 
 
-def _free(board: Board, buffer: Any) -> None:
+def _free(nvml_device: NvmlDevice, buffer: Any) -> None:
     with contextlib.suppress(RefusedError):  # the device, or the library, may be gone
-        board.call("nvmlGpmSampleFree", buffer)
+        nvml_device.call("nvmlGpmSampleFree", buffer)
 
 
 # -------------------------------------------------------------------------------------------------------------- sensors
@@ -252,15 +254,15 @@ def visible_gpus(nvml: Any) -> list[str]:
 
 
 def _count(nvml: Any) -> int:
-    return int(Board(nvml, None).call("nvmlDeviceGetCount"))
+    return int(NvmlDevice(nvml, None).call("nvmlDeviceGetCount"))
 
 
 def handle_of(nvml: Any, name: str) -> Any:
     """Return the device of a number or UUID; raises `RefusedError` if NVML does not give it."""
     if name.isdigit():
-        return Board(nvml, None).call("nvmlDeviceGetHandleByIndex", int(name))
+        return NvmlDevice(nvml, None).call("nvmlDeviceGetHandleByIndex", int(name))
     try:
-        return Board(nvml, None).call("nvmlDeviceGetHandleByUUID", name)
+        return NvmlDevice(nvml, None).call("nvmlDeviceGetHandleByUUID", name)
     except RefusedError:  # CUDA takes the beginning of a UUID, too
         handles = [_answer(partial(handle_of, nvml, str(index))) for index in range(_count(nvml))]
         matches = [handle for handle in handles if handle is not None and _uuid_of(nvml, handle).startswith(name)]
@@ -270,7 +272,7 @@ def handle_of(nvml: Any, name: str) -> Any:
 
 
 def _uuid_of(nvml: Any, handle: Any) -> str:
-    return _text(_answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetUUID")) or "")
+    return _text(_answer(lambda: NvmlDevice(nvml, handle).ask("nvmlDeviceGetUUID")) or "")
 
 
 def nvml_handle(nvml: Any, index: int) -> Any:
@@ -295,19 +297,19 @@ def nvml_handle(nvml: Any, index: int) -> Any:
 
 def device_label(nvml: Any, handle: Any) -> str:
     """Return the product's name; `GPU` if NVML does not report it."""
-    name = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetName"))
+    name = _answer(lambda: NvmlDevice(nvml, handle).ask("nvmlDeviceGetName"))
     return "GPU" if name is None else _text(name)
 
 
 def used_vram_bytes(nvml: Any, handle: Any) -> int:
     """Return the memory in use on the device, by any process; 0 if NVML does not report it."""
-    memory = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
+    memory = _answer(lambda: NvmlDevice(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
     return 0 if memory is None else int(memory.used)
 
 
 def free_vram_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
     """Return (free, all) memory of the device; zeros if NVML does not report it."""
-    memory = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
+    memory = _answer(lambda: NvmlDevice(nvml, handle).ask("nvmlDeviceGetMemoryInfo"))
     return (0, 0) if memory is None else (int(memory.free), int(memory.total))
 
 
@@ -325,12 +327,12 @@ class NvmlSensor(Sensor):
     """
 
     def __init__(self, nvml: Any, handle: Any, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._board = Board(nvml, handle)
+        self._nvml_device = NvmlDevice(nvml, handle)
         self._monotonic_ns = monotonic_ns
         self._readers: dict[str, Callable[[], Any]] = {}
         self._supported: dict[str, Support] | None = None
         self._lost = False
-        self.architecture = architecture_of(self._board)
+        self.architecture = architecture_of(self._nvml_device)
         self.timing = timing_of(self.architecture)
 
     def supports(self) -> Mapping[str, Support]:
@@ -391,33 +393,35 @@ class NvmlSensor(Sensor):
                 reason, self._lost = str(refused), self._lost or refused.lost
                 continue
             self._readers[name] = reader
-            scope = ", of the whole GPU: MIG is on" if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board) else ""
+            scope = (
+                ", of the whole GPU: MIG is on" if name in _NOT_OF_AN_INSTANCE and _under_mig(self._nvml_device) else ""
+            )
             return Support(Provenance.MEASURED if name == "energy" else Provenance.POLLED, how + scope)
-        if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board):
+        if name in _NOT_OF_AN_INSTANCE and _under_mig(self._nvml_device):
             reason += "; NVML does not report it under MIG"
         return Support(None, reason)
 
     def _candidates(self) -> dict[str, list[tuple[str, Callable[[], Any]]]]:
         is_measured = self.architecture in TIMINGS
         window = f"{self.timing.window_s:g} s" if is_measured else "an unknown time"
-        board, utilization = self._board, "NVML, share of the time that any kernel ran"
-        default = (f"NVML, averaged over {window}", partial(_default_w, board))
-        instant = ("NVML, instant", partial(_field_w, board, "NVML_FI_DEV_POWER_INSTANT"))
-        average = ("NVML, averaged over 1 s", partial(_field_w, board, "NVML_FI_DEV_POWER_AVERAGE"))
+        nvml_device, utilization = self._nvml_device, "NVML, share of the time that any kernel ran"
+        default = (f"NVML, averaged over {window}", partial(_default_w, nvml_device))
+        instant = ("NVML, instant", partial(_field_w, nvml_device, "NVML_FI_DEV_POWER_INSTANT"))
+        average = ("NVML, averaged over 1 s", partial(_field_w, nvml_device, "NVML_FI_DEV_POWER_AVERAGE"))
         return {
             "power": [instant, default],
             "power_average": [average, default],
-            "utilization": [(utilization, partial(_utilization, board))],
-            "vram": [("NVML", lambda: int(board.ask("nvmlDeviceGetMemoryInfo").used))],
-            "energy": [("NVML counter", lambda: board.ask("nvmlDeviceGetTotalEnergyConsumption") / 1e3)],
-            "clocks": [("NVML", partial(_clock_mhz, board, "NVML_CLOCK_SM"))],
-            "temperature": [("NVML", partial(_temperature_c, board))],
-            "throttling": [("NVML", partial(_throttling, board))],
+            "utilization": [(utilization, partial(_utilization, nvml_device))],
+            "vram": [("NVML", lambda: int(nvml_device.ask("nvmlDeviceGetMemoryInfo").used))],
+            "energy": [("NVML counter", lambda: nvml_device.ask("nvmlDeviceGetTotalEnergyConsumption") / 1e3)],
+            "clocks": [("NVML", partial(_clock_mhz, nvml_device, "NVML_CLOCK_SM"))],
+            "temperature": [("NVML", partial(_temperature_c, nvml_device))],
+            "throttling": [("NVML", partial(_throttling, nvml_device))],
         }
 
     def _gpm_support(self) -> dict[str, Support]:
         try:
-            gpm = Gpm(self._board, *_gpu_of(self._board), self._monotonic_ns)
+            gpm = Gpm(self._nvml_device, *_gpu_of(self._nvml_device), self._monotonic_ns)
         except RefusedError as refused:
             self._lost = self._lost or refused.lost
             return dict.fromkeys(METRICS, Support(None, str(refused)))
@@ -428,41 +432,43 @@ class NvmlSensor(Sensor):
 # ------------------------------------------------------------------------------------------------- of a board itself
 
 
-def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
+def nvml_device_facts(nvml: Any, handle: Any) -> dict[str, str]:
     """Return architecture, driver, clocks, temperature, limits and mode, as far as NVML reports them."""
-    board = Board(nvml, handle)
+    nvml_device = NvmlDevice(nvml, handle)
     questions: dict[str, Callable[[], Any]] = {
-        "architecture": lambda: architecture_of(board),
-        "driver": lambda: _text(board.call("nvmlSystemGetDriverVersion")),
-        "sm_clock_mhz": partial(_clock_mhz, board, "NVML_CLOCK_SM"),
-        "memory_clock_mhz": partial(_clock_mhz, board, "NVML_CLOCK_MEM"),
-        "temperature_c": partial(_temperature_c, board),
-        "power_limit_mw": partial(_power_limit_mw, board),
-        "compute_mode": lambda: _COMPUTE_MODES.get(board.ask("nvmlDeviceGetComputeMode"), "unknown"),
-        "mig_mode": lambda: board.ask("nvmlDeviceGetMigMode")[0],
-        "mig_instance": lambda: _gpu_of(board)[1],
-        "mps": lambda: "in use" if board.ask("nvmlDeviceGetMPSComputeRunningProcesses") else "not in use",
-        "throttling": lambda: ", ".join(_throttling(board)) or "none",
+        "architecture": lambda: architecture_of(nvml_device),
+        "driver": lambda: _text(nvml_device.call("nvmlSystemGetDriverVersion")),
+        "sm_clock_mhz": partial(_clock_mhz, nvml_device, "NVML_CLOCK_SM"),
+        "memory_clock_mhz": partial(_clock_mhz, nvml_device, "NVML_CLOCK_MEM"),
+        "temperature_c": partial(_temperature_c, nvml_device),
+        "power_limit_mw": partial(_power_limit_mw, nvml_device),
+        "compute_mode": lambda: _COMPUTE_MODES.get(nvml_device.ask("nvmlDeviceGetComputeMode"), "unknown"),
+        "mig_mode": lambda: nvml_device.ask("nvmlDeviceGetMigMode")[0],
+        "mig_instance": lambda: _gpu_of(nvml_device)[1],
+        "mps": lambda: "in use" if nvml_device.ask("nvmlDeviceGetMPSComputeRunningProcesses") else "not in use",
+        "throttling": lambda: ", ".join(_throttling(nvml_device)) or "none",
     }
     return {name: str(value) for name, question in questions.items() if (value := _answer(question)) is not None}
 
 
-def architecture_of(board: Board) -> str:
+def architecture_of(nvml_device: NvmlDevice) -> str:
     """Return NVIDIA's name of it, or `unknown`."""
-    number = _answer(lambda: board.ask("nvmlDeviceGetArchitecture"))
-    names = {_answer(partial(board.constant, f"NVML_DEVICE_ARCH_{name.upper()}")): name for name in _ARCHITECTURES}
+    number = _answer(lambda: nvml_device.ask("nvmlDeviceGetArchitecture"))
+    names = {
+        _answer(partial(nvml_device.constant, f"NVML_DEVICE_ARCH_{name.upper()}")): name for name in _ARCHITECTURES
+    }
     return "unknown" if number is None else names.get(number, "unknown")
 
 
 def other_processes(nvml: Any, handle: Any, own: Sequence[int]) -> list[int] | None:
     """Return the processes with a compute context on the device, without `own`; None if NVML does not report them."""
-    processes = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses"))
+    processes = _answer(lambda: NvmlDevice(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses"))
     return None if processes is None else [process.pid for process in processes if process.pid not in own]
 
 
 def process_vram_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
     """Return a process's memory on the device; None if NVML does not report the process, or its memory."""
-    processes = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses")) or ()
+    processes = _answer(lambda: NvmlDevice(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses")) or ()
     used_bytes = [process.usedGpuMemory for process in processes if process.pid == pid]
     return int(used_bytes[0]) if used_bytes and used_bytes[0] is not None else None
 
@@ -478,7 +484,7 @@ class ProcessShare:
 
 def process_shares(nvml: Any, handle: Any, since_us: int) -> list[ProcessShare]:
     """Return the shares of every process that used the device since then; empty if NVML does not report them."""
-    samples = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetProcessUtilization", since_us))
+    samples = _answer(lambda: NvmlDevice(nvml, handle).ask("nvmlDeviceGetProcessUtilization", since_us))
     return [
         ProcessShare(sample.pid, sample.smUtil / 100, sample.timeStamp)
         for sample in samples or ()
@@ -494,58 +500,61 @@ def _answer(question: Callable[[], Any]) -> Any:
         return None
 
 
-def _gpu_of(board: Board) -> tuple[Board, int | None]:
+def _gpu_of(nvml_device: NvmlDevice) -> tuple[NvmlDevice, int | None]:
     """Return the whole GPU, and which MIG instance of it the device is, if it is one."""
-    flag = _answer(lambda: board.ask("nvmlDeviceIsMigDeviceHandle"))
+    flag = _answer(lambda: nvml_device.ask("nvmlDeviceIsMigDeviceHandle"))
     if not getattr(flag, "value", flag):  # pynvml gives this one as a ctypes number
-        return board, None
-    parent = board.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-    return Board(board.nvml, parent), int(board.ask("nvmlDeviceGetGpuInstanceId"))
+        return nvml_device, None
+    parent = nvml_device.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+    return NvmlDevice(nvml_device.nvml, parent), int(nvml_device.ask("nvmlDeviceGetGpuInstanceId"))
 
 
 def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _field_w(board: Board, name: str) -> float:
-    milliwatts = board.field(name)
+def _field_w(nvml_device: NvmlDevice, name: str) -> float:
+    milliwatts = nvml_device.field(name)
     if not milliwatts:
         raise RefusedError(f"{name} reads 0")  # some drivers' value for unknown
     return milliwatts / 1e3
 
 
-def _default_w(board: Board) -> float:
-    return float(board.ask("nvmlDeviceGetPowerUsage")) / 1e3
+def _default_w(nvml_device: NvmlDevice) -> float:
+    return float(nvml_device.ask("nvmlDeviceGetPowerUsage")) / 1e3
 
 
-def _utilization(board: Board) -> float:
-    return float(board.ask("nvmlDeviceGetUtilizationRates").gpu) / 100
+def _utilization(nvml_device: NvmlDevice) -> float:
+    return float(nvml_device.ask("nvmlDeviceGetUtilizationRates").gpu) / 100
 
 
-def _power_limit_mw(board: Board) -> int:
+def _power_limit_mw(nvml_device: NvmlDevice) -> int:
     """Return the limit that clips the board's power: of several limits the least."""
     try:
-        return int(board.ask("nvmlDeviceGetEnforcedPowerLimit"))
+        return int(nvml_device.ask("nvmlDeviceGetEnforcedPowerLimit"))
     except RefusedError:
-        return int(board.ask("nvmlDeviceGetPowerManagementLimit"))
+        return int(nvml_device.ask("nvmlDeviceGetPowerManagementLimit"))
 
 
-def _under_mig(board: Board) -> bool:
-    return bool(_answer(lambda: board.ask("nvmlDeviceGetMigMode")[0])) or _answer(lambda: _gpu_of(board)[1]) is not None
+def _under_mig(nvml_device: NvmlDevice) -> bool:
+    return (
+        bool(_answer(lambda: nvml_device.ask("nvmlDeviceGetMigMode")[0]))
+        or _answer(lambda: _gpu_of(nvml_device)[1]) is not None
+    )
 
 
-def _clock_mhz(board: Board, constant: str) -> int:
-    return int(board.ask("nvmlDeviceGetClockInfo", board.constant(constant)))
+def _clock_mhz(nvml_device: NvmlDevice, constant: str) -> int:
+    return int(nvml_device.ask("nvmlDeviceGetClockInfo", nvml_device.constant(constant)))
 
 
-def _temperature_c(board: Board) -> int:
-    return int(board.ask("nvmlDeviceGetTemperature", board.constant("NVML_TEMPERATURE_GPU")))
+def _temperature_c(nvml_device: NvmlDevice) -> int:
+    return int(nvml_device.ask("nvmlDeviceGetTemperature", nvml_device.constant("NVML_TEMPERATURE_GPU")))
 
 
-def _throttling(board: Board) -> tuple[str, ...]:
+def _throttling(nvml_device: NvmlDevice) -> tuple[str, ...]:
     """Return the reasons that slow a busy device; newer drivers call them event reasons."""
     try:
-        bits = board.ask("nvmlDeviceGetCurrentClocksEventReasons")
+        bits = nvml_device.ask("nvmlDeviceGetCurrentClocksEventReasons")
     except RefusedError:
-        bits = board.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-    return tuple(name for name in _THROTTLING if bits & board.constant(f"nvmlClocksThrottleReason{name}"))
+        bits = nvml_device.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return tuple(name for name in _THROTTLING if bits & nvml_device.constant(f"nvmlClocksThrottleReason{name}"))

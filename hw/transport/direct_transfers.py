@@ -1,7 +1,7 @@
-"""Direct transfers of activations between agents on different hosts, without the router.
+"""Direct transfers of activations between workers on different hosts, without the router.
 
-Each agent has its own listener. The writer waits until the receiver confirms that the bytes are in its arena; only then
-does the writer notify the router. A piece is a frame as in `hw.transport.agent_port`; the answer is one byte.
+Each worker has its own listener. The writer waits until the receiver confirms that the bytes are in its arena; only
+then does the writer notify the router. A piece is a frame as in `hw.transport.worker_port`; the answer is one byte.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import threading
 from collections import defaultdict
 from typing import Final
 
-from hw.transport.agent_port import LENGTH, OFFSET, PLACED, header
 from hw.transport.peers import Hello, Listener, connected, cut
 from hw.transport.shared_memory import Arena, LinkLostError
+from hw.transport.worker_port import LENGTH, OFFSET, PLACED, header
 
 PATIENCE_S: Final = 5.0  # without any progress; then a link counts as lost
 _DONE: Final = b"\x01"
@@ -21,7 +21,7 @@ _PIECE: Final = 1 << 20
 
 
 class Landing:
-    """Receives other agents' activations into an agent's own arena.
+    """Receives other workers' activations into a worker's own arena.
 
     An incarnation that has ended for the router may still be running and writing. So the router has it fenced off
     before it gives that part of the arena to another one.
@@ -29,7 +29,7 @@ class Landing:
     Args:
         host: the address at which others reach this host.
         certificate: the cluster's.
-        arena: the agent's own.
+        arena: the worker's own.
     """
 
     def __init__(self, host: str, certificate: bytes, arena: Arena) -> None:
@@ -44,10 +44,10 @@ class Landing:
         """Receive a writer's pieces, in a thread for this writer alone."""
         writer = (end, threading.Event())
         with self._lock:
-            if hello.incarnation in self._fenced:
+            if hello.worker_id in self._fenced:
                 end.close()
                 return
-            self._writers[hello.incarnation].append(writer)
+            self._writers[hello.worker_id].append(writer)
         try:
             end.settimeout(None)  # it may have nothing to write for long
             while self._land(end):
@@ -58,7 +58,7 @@ class Landing:
             end.close()
             writer[1].set()
             with self._lock:
-                self._writers[hello.incarnation].remove(writer)
+                self._writers[hello.worker_id].remove(writer)
 
     def _land(self, end: ssl.SSLSocket) -> bool:
         """Receive one piece; return False at the writer's end, and for a piece that is not ours."""
@@ -75,11 +75,11 @@ class Landing:
         end.sendall(_DONE)
         return True
 
-    def fence(self, incarnation: int) -> None:
+    def fence(self, worker_id: int) -> None:
         """Stop that incarnation's writes: when this returns it writes here no more, whatever it still tries."""
         with self._lock:
-            self._fenced.add(incarnation)
-            writers = list(self._writers[incarnation])
+            self._fenced.add(worker_id)
+            writers = list(self._writers[worker_id])
         for end, _ in writers:
             cut(end)
         for _, ended in writers:
@@ -90,8 +90,8 @@ class Landing:
         self._listener.close()
         with self._lock:
             incarnations = list(self._writers)
-        for incarnation in incarnations:
-            self.fence(incarnation)
+        for worker_id in incarnations:
+            self.fence(worker_id)
 
 
 def _filled(end: ssl.SSLSocket, target: memoryview) -> bool:
@@ -105,20 +105,20 @@ def _filled(end: ssl.SSLSocket, target: memoryview) -> bool:
 
 
 class Routes:
-    """The connections of one agent to those that it writes to, made on first use; for one thread.
+    """The connections of one worker to those that it writes to, made on first use; for one thread.
 
     Args:
-        incarnation: of this agent.
+        incarnation: of this worker.
         certificate: the cluster's.
     """
 
-    def __init__(self, incarnation: int, certificate: bytes) -> None:
-        self._hello = Hello(incarnation)
+    def __init__(self, worker_id: int, certificate: bytes) -> None:
+        self._hello = Hello(worker_id)
         self._certificate = certificate
         self._ends: dict[str, ssl.SSLSocket] = {}
 
     def write(self, address: str, offset: int, data: memoryview) -> None:
-        """Write bytes into another agent's arena; they are there when this returns.
+        """Write bytes into another worker's arena; they are there when this returns.
 
         Raises:
             LinkLostError: they are not.
@@ -144,10 +144,10 @@ class Routes:
 
 
 class FarArena(Arena):
-    """Another agent's arena, on another host: what is written here is transferred on commit.
+    """Another worker's arena, on another host: what is written here is transferred on commit.
 
     Args:
-        routes: of this agent.
+        routes: of this worker.
     """
 
     waits = True
@@ -157,5 +157,5 @@ class FarArena(Arena):
         self._routes = routes
 
     def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
-        """See `Arena`; it waits until the other agent confirms the bytes."""
+        """See `Arena`; it waits until the other worker confirms the bytes."""
         self._routes.write(address, offset, self.view(offset, size_bytes))

@@ -1,8 +1,8 @@
-"""The messages between the router's process and a server's agent: types only; nothing runs, measures or decides.
+"""The messages between the router's process and a server's worker: types only; nothing runs, measures or decides.
 
-Blocks travel, not batches: an agent's scheduler batches, loads and unloads on its own. Tensors never travel in a
+Micro-batches travel, not batches: a worker's scheduler batches, loads and unloads on its own. Tensors never travel in a
 message: they are in arenas, and the router decides which process may write where (`hw.transport.shared_memory`). Times
-are nanoseconds of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A
+are nanoseconds of the run, as the worker counts them from `Start`; only `Pong` has a bare reading of its clock. A
 message is an array with its name first, so that it can be decoded without an expected type, and nothing in it can
 execute code.
 
@@ -16,10 +16,10 @@ from typing import Literal
 import msgspec
 
 from policies.faults import Impairment
-from policies.run_records import BatchTold, ChoreCost, ServerCounts
-from policies.vocabulary import NOTHING_RESIDENT, Block, Residency
+from policies.run_records import BatchTold, CpuWorkCost, ServerCounts
+from policies.vocabulary import NOTHING_RESIDENT, MicroBatch, Residency
 
-Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_lost", "internal_error"]
+Reason = Literal["out_of_memory", "bad_input", "no_prediction", "unknown_instance", "link_lost", "internal_error"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -70,7 +70,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     energy_j: float | None
 
 
-# ------------------------------------------------------------------------------------------------- to an agent: a run
+# ------------------------------------------------------------------------------------------------- to a worker: a run
 
 
 class Prepare(Message, frozen=True):
@@ -79,7 +79,7 @@ class Prepare(Message, frozen=True):
     Attributes:
         server: its index in the cluster.
         keep_log: whether to log every step of the scheduler.
-        measures_costs: whether to measure what the agent does besides passes.
+        measures_costs: whether to measure what the worker does besides passes.
     """
 
     number: int
@@ -89,22 +89,22 @@ class Prepare(Message, frozen=True):
 
 
 class ComeUp(Message, frozen=True):
-    """Serve, in this epoch; answered by `Preloaded` when everything due at the start is loaded."""
+    """Serve, in this incarnation; answered by `Preloaded` when everything due at the start is loaded."""
 
-    epoch: int
+    incarnation: int
 
 
 class Start(Message, frozen=True):
-    """The run began at this reading of the agent's own clock: its times count from there. Sent again when the clocks'
+    """The run began at this reading of the worker's own clock: its times count from there. Sent again when the clocks'
     offset is estimated more accurately."""
 
     origin_ns: int
 
 
 class Deliver(Message, frozen=True):
-    """A block, and the places of those inputs that other processes wrote."""
+    """A micro-batch, and the places of those inputs that other processes wrote."""
 
-    block: Block
+    micro_batch: MicroBatch
     inputs: tuple[Input, ...] = ()
 
 
@@ -115,10 +115,10 @@ class Keep(Message, frozen=True):
 
 
 class Move(Message, frozen=True):
-    """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`.
+    """Write stored activations into another worker's arena; answered by `Moved`. They stay here until a `Release`.
 
     Attributes:
-        address: of the other agent's listener; empty if both map its arena.
+        address: of the other worker's listener; empty if both map its arena.
     """
 
     transfer: int
@@ -129,10 +129,10 @@ class Move(Message, frozen=True):
 
 
 class Fence(Message, frozen=True):
-    """Stop all later writes of that incarnation of another agent, whatever it still tries; answered by `Fenced`."""
+    """Stop all later writes of that incarnation of another worker, whatever it still tries; answered by `Fenced`."""
 
     number: int
-    incarnation: int
+    worker_id: int
 
 
 class Release(Message, frozen=True):
@@ -142,10 +142,10 @@ class Release(Message, frozen=True):
 
 
 class Sense(Message, frozen=True):
-    """Read the device's sensor at this interval from now (or `Start`) on; 0: another agent reads it (`Sampled`).
+    """Read the device's sensor at this interval from now (or `Start`) on; 0: another worker reads it (`Sampled`).
 
     Attributes:
-        pids: of all agents on the device, whose CPU time is its utilization.
+        pids: of all workers on the device, whose CPU time is its utilization.
     """
 
     period_ns: int
@@ -153,7 +153,7 @@ class Sense(Message, frozen=True):
 
 
 class Sampled(Message, frozen=True):
-    """A sample from the agent that reads a shared device's sensor."""
+    """A sample from the worker that reads a shared device's sensor."""
 
     sample: Sample
 
@@ -165,7 +165,7 @@ class Impair(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Ask whether the agent is alive."""
+    """Ask whether the worker is alive."""
 
     number: int
 
@@ -187,7 +187,7 @@ class Close(Message, frozen=True):
     """Exit. Not answered."""
 
 
-# ------------------------------------------------------------------------------------------ to an agent: measurements
+# ------------------------------------------------------------------------------------------ to a worker: measurements
 
 
 class BenchmarkLoad(Message, frozen=True):
@@ -251,7 +251,7 @@ class BenchmarkBesideLoad(Message, frozen=True):
 class BenchmarkTogether(Message, frozen=True):
     """Run points at the same time, each in a separate instance, over and over for `duration_s`.
 
-    `begin_ns`: not before this reading of the host's monotonic clock, so that several agents begin together.
+    `begin_ns`: not before this reading of the host's monotonic clock, so that several workers begin together.
     """
 
     points: tuple[Point, ...]
@@ -274,7 +274,7 @@ class BenchmarkMove(Message, frozen=True):
     size_bytes: int
 
 
-# ------------------------------------------------------------------------------------------------ from an agent: a run
+# ------------------------------------------------------------------------------------------------ from a worker: a run
 
 
 class Ready(Message, frozen=True):
@@ -291,7 +291,7 @@ class Ready(Message, frozen=True):
 
 
 class Prepared(Message, frozen=True):
-    """The agent is empty; `forgotten` counts the activations that it found and dropped."""
+    """The worker is empty; `forgotten` counts the activations that it found and dropped."""
 
     number: int
     forgotten: int
@@ -317,7 +317,7 @@ class Captures(msgspec.Struct, frozen=True, array_like=True):
 class Preloaded(Message, frozen=True):
     """Everything due at the start is loaded, or could not be."""
 
-    epoch: int
+    incarnation: int
     captures: Captures = Captures()
 
 
@@ -325,20 +325,20 @@ class Returned(Message, frozen=True):
     """Requests have passed a segment here.
 
     Attributes:
-        labels: after the last segment, one for each; empty if the device is emulated.
+        predictions: after the last segment, one for each; empty if the device is emulated.
         batch: that they ran in; its end is when they were given back.
         steps: of the scheduler so far: its log holds at least this number.
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
             and its duration (`hw.host_resources`); 0 otherwise.
-        scores: with the labels, the logits of each request: float32, (requests, classes).
+        scores: with the predictions, the logits of each request: float32, (requests, classes).
     """
 
-    epoch: int
+    incarnation: int
     requests: tuple[int, ...]
     segment: int
     width: float
-    labels: tuple[int, ...]
+    predictions: tuple[int, ...]
     batch: BatchTold
     residency: Residency
     steps: int
@@ -350,7 +350,7 @@ class Returned(Message, frozen=True):
 class Rejected(Message, frozen=True):
     """Requests could not be run; their inputs are still here, but not in the arena. `arrivals` as in `BatchTold`."""
 
-    epoch: int
+    incarnation: int
     requests: tuple[int, ...]
     reason: str
     arrivals: tuple[tuple[int, int], ...]
@@ -361,14 +361,14 @@ class Report(Message, frozen=True):
     """The scheduler has processed a sample, which is passed on.
 
     Attributes:
-        is_read: whether the sample was read here, and not by another server's agent.
+        is_read: whether the sample was read here, and not by another server's worker.
         vram_used_bytes: of context and instances.
         counts: of everything done in the run so far.
         residency: of the scheduler, after the sample.
         activation_bytes: GPU memory held by activations that wait between two segments.
     """
 
-    epoch: int
+    incarnation: int
     sample: Sample
     is_read: bool
     queue_length: int
@@ -380,7 +380,7 @@ class Report(Message, frozen=True):
 
 
 class Moved(Message, frozen=True):
-    """Activations are in the other agent's arena, as an `Input` there must describe them."""
+    """Activations are in the other worker's arena, as an `Input` there must describe them."""
 
     transfer: int
     shape: tuple[int, ...]
@@ -403,22 +403,22 @@ class Fenced(Message, frozen=True):
 
 
 class Pong(Message, frozen=True):
-    """The answer to a `Ping`: a bare reading of the agent's clock."""
+    """The answer to a `Ping`: a bare reading of the worker's clock."""
 
     number: int
     clock_ns: int
 
 
 class Stuck(Message, frozen=True):
-    """Some work has exceeded its time limit; the agent cannot end it."""
+    """Some work has exceeded its time limit; the worker cannot end it."""
 
 
 class Finished(Message, frozen=True):
-    """The agent's account of the run.
+    """The worker's account of the run.
 
     Attributes:
         cpu_ns: of the whole process since `Start`, without polling for messages.
-        chores: if they were to be measured.
+        CPU work: if they were to be measured.
         captures: of all loads.
     """
 
@@ -427,7 +427,7 @@ class Finished(Message, frozen=True):
     vram_peak_bytes: int
     steps: int
     cpu_ns: int
-    chores: tuple[ChoreCost, ...] = ()
+    cpu_work: tuple[CpuWorkCost, ...] = ()
     captures: Captures = Captures()
 
 
@@ -444,7 +444,7 @@ class Refused(Message, frozen=True):
     detail: str
 
 
-# ---------------------------------------------------------------------------------------- from an agent: measurements
+# ---------------------------------------------------------------------------------------- from a worker: measurements
 
 
 class Timed(Message, frozen=True):
@@ -524,11 +524,11 @@ class TogetherResult(Message, frozen=True):
 
 OfInstances = BenchmarkLoad | BenchmarkUnload | BenchmarkInstance | BenchmarkBesideLoad | BenchmarkPaths
 Measurement = Warm | OfInstances | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
-OfBlocks = Deliver | Keep | Move | Release
+OfMicroBatches = Deliver | Keep | Move | Release
 OfRun = ComeUp | Start | Sense | Sampled | Impair
-ToAgent = Prepare | OfRun | OfBlocks | Fence | Ping | Finish | Close | Measurement
+ToWorker = Prepare | OfRun | OfMicroBatches | Fence | Ping | Finish | Close | Measurement
 
 Measured = Done | Timed | BenchmarkResult | InstanceResult | BesideLoadResult | TogetherResult
 OfTransfers = Moved | MoveBroken | Fenced
-OfAgent = Ready | Prepared | Preloaded | Returned | Rejected | Report | Pong | Stuck | Finished | Refused
-FromAgent = OfAgent | OfTransfers | Measured
+OfWorker = Ready | Prepared | Preloaded | Returned | Rejected | Report | Pong | Stuck | Finished | Refused
+FromWorker = OfWorker | OfTransfers | Measured

@@ -1,12 +1,12 @@
 """A peer on another host: TLS with the certificate of its cluster, whether it is alive, and its clock's offset.
 
-TLS: each command makes a new certificate, which reaches the agents by Ray. A process that has the certificate's key
+TLS: each command makes a new certificate, which reaches the workers by Ray. A process that has the certificate's key
 belongs to the cluster; nothing is trusted before that is proved, and all later traffic is encrypted.
 
-`FailureDetector` judges whether an agent is alive by its pending requests with their times, and by pings in between. It
+`FailureDetector` judges whether a worker is alive by its pending requests with their times, and by pings in between. It
 has no clock.
 
-`OffsetEstimate` estimates the offset of an agent's clock from the router's.
+`OffsetEstimate` estimates the offset of a worker's clock from the router's.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """The identity of a connecting process.
 
     Attributes:
-        incarnation: of an agent; unique in a cluster, even for agents of one server.
-        address: of its listener, for other agents' writes; empty if it connects to write.
+        incarnation: of a worker; unique in a cluster, even for workers of one server.
+        address: of its listener, for other workers' writes; empty if it connects to write.
     """
 
-    incarnation: int
+    worker_id: int
     address: str = ""
 
 
@@ -86,7 +86,7 @@ class Listener:
     Args:
         host: the address, and no other of this host's.
         certificate: the cluster's.
-        admit: called with each authenticated peer, in a separate thread; it closes the socket, which blocks.
+        admit: called with each authenticated peer, in a separate thread; it closes the socket, which micro-batches.
         patience_s: for a handshake.
     """
 
@@ -224,7 +224,7 @@ _AWAY_PERIODS = 3  # a poll that is later than this shows that the poller itself
 
 
 class FailureDetector:
-    """One agent, or one agent's lanes, from start to end.
+    """One worker, or one worker's lanes, from start to end.
 
     Args:
         rules: `hang_ns` for pings, `stuck_ns` for work.
@@ -245,7 +245,7 @@ class FailureDetector:
         return self._rules.hang_ns // PINGS_IN_A_HANG
 
     def was_away(self, due_ns: int, now_ns: int) -> bool:
-        """Return whether the poller was away (a stopped process, a machine asleep): the agent is not to blame."""
+        """Return whether the poller was away (a stopped process, a machine asleep): the worker is not to blame."""
         return now_ns - due_ns > _AWAY_PERIODS * self.period_ns
 
     def asked(self, task: Hashable, now_ns: int) -> None:
@@ -277,7 +277,7 @@ class FailureDetector:
         self._asked_ns = dict.fromkeys(self._asked_ns, now_ns)
 
     def give_up(self) -> None:
-        """Note the agent's own report that it cannot continue."""
+        """Note the worker's own report that it cannot continue."""
         self._is_given_up = True
 
     def is_hung(self, now_ns: int) -> bool:
@@ -295,13 +295,13 @@ class FailureDetector:
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The offset of an agent's clock from the router's, and its error bound; both 0 on one host."""
+    """The offset of a worker's clock from the router's, and its error bound; both 0 on one host."""
 
     offset_ns: int = 0
     error_ns: int = 0
 
-    def at_agent(self, router_ns: int) -> int:
-        """Convert a reading of the router's clock to the agent's."""
+    def at_worker(self, router_ns: int) -> int:
+        """Convert a reading of the router's clock to the worker's."""
         return router_ns + self.offset_ns
 
 
@@ -331,11 +331,11 @@ class OffsetEstimate:
         """The best offset; None before the first exchange."""
         return self._best
 
-    def heard(self, sent_ns: int, agent_ns: int, heard_ns: int) -> ClockOffset:
-        """Add an exchange: the router's clock at request and answer, and the agent's clock in between."""
+    def heard(self, sent_ns: int, worker_ns: int, heard_ns: int) -> ClockOffset:
+        """Add an exchange: the router's clock at request and answer, and the worker's clock in between."""
         lasted_ns = heard_ns - sent_ns
         error_ns = ceil((0.5 + self.DRIFT) * lasted_ns)
-        offset = ClockOffset(agent_ns - (sent_ns + heard_ns) // 2, error_ns)
+        offset = ClockOffset(worker_ns - (sent_ns + heard_ns) // 2, error_ns)
         if self._best is not None:
             grown_ns = self._best.error_ns + ceil(self.DRIFT * (heard_ns - self._at_ns))
             has_jumped = abs(offset.offset_ns - self._best.offset_ns) > offset.error_ns + grown_ns + _ROUNDING_NS

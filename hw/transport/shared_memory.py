@@ -1,13 +1,14 @@
-"""Memory and files without a name: arenas of activations, and the step log that outlives an agent's process.
+"""Memory and files without a name: arenas of activations, and the step log that outlives a worker's process.
 
-Arenas (`Arena`): every agent has an arena that all agents and the router map: the process that has activations or
-images for the agent writes them into it, and the agent reads them in place. An arena is an anonymous file (`memfd` if
+Arenas (`Arena`): every worker has an arena that all workers and the router map: the process that has activations or
+images for the worker writes them into it, and the worker reads them in place. An arena is an anonymous file (`memfd` if
 available), so the kernel frees it with the last process that maps it, however that process ends: nothing is left
 behind, and /dev/shm's size does not limit it. The router alone decides which process may write where (`Inbox`); no code
 here locks.
 
-The step log (`EpochLog`) has the scheduler's steps in one epoch of an agent. The router makes the log's file and keeps
-it open, and the agent appends to it. The file is anonymous, so it has no name and leaves nothing behind. It consists of
+The step log (`IncarnationLog`) has the scheduler's steps in one incarnation of a worker. The router makes the log's
+file and keeps it open, and the worker appends to it. The file is anonymous, so it has no name and leaves nothing
+behind. It consists of
 frames, each a length and that number of bytes of msgpack: the steps since the previous frame. A kill may cut off the
 last frame only. Nothing that is read from a log can execute code.
 """
@@ -49,7 +50,7 @@ ALIGNMENT = 64  # a cache line; enough for any element type
 
 
 class LinkLostError(OSError):
-    """Activations could not be transferred to another host: its agent does not receive them, or not in time."""
+    """Activations could not be transferred to another host: its worker does not receive them, or not in time."""
 
 
 class Arena:
@@ -76,12 +77,12 @@ class Arena:
         return memoryview(self.buffer)[offset : offset + size_bytes]
 
     def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
-        """Make what was written there readable by the arena's agent before any later message about it.
+        """Make what was written there readable by the arena's worker before any later message about it.
 
         Nothing needs to be done if both processes map the same memory; otherwise the bytes are sent.
 
         Args:
-            address: of that agent's listener, in the transport's notation.
+            address: of that worker's listener, in the transport's notation.
 
         Raises:
             LinkLostError: the bytes could not be transferred.
@@ -144,7 +145,7 @@ class Slab:
 
 
 class Inbox:
-    """The router's ledger of one agent's arena, which holds the agent's inputs."""
+    """The router's ledger of one worker's arena, which holds the worker's inputs."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -182,7 +183,7 @@ class Inbox:
                     self._release(slab)
 
     def clear(self) -> None:
-        """Release everything that the agent forgot; `cancel` frees slabs in writing once the writing has ended."""
+        """Release everything that the worker forgot; `cancel` frees slabs in writing once the writing has ended."""
         self.forget(list(self._slab_of))
 
     def _release(self, slab: Slab) -> None:
@@ -207,7 +208,7 @@ _decoder: msgspec.msgpack.Decoder[list[_Step]] = msgspec.msgpack.Decoder(list[_S
 
 
 class StepLog(ABC):
-    """The log as an agent writes it, wherever it is stored."""
+    """The log as a worker writes it, wherever it is stored."""
 
     def __init__(self) -> None:
         self._unwritten: list[_Step] = []
@@ -219,7 +220,7 @@ class StepLog(ABC):
     def write(self) -> None:
         """Store the noted steps.
 
-        An agent calls it before it sends a message, so the log never ends before what the router has received.
+        A worker calls it before it sends a message, so the log never ends before what the router has received.
 
         Raises:
             OSError: there is no room for them.
@@ -238,11 +239,11 @@ class StepLog(ABC):
         self._unwritten.clear()
 
 
-class EpochLog(StepLog):
+class IncarnationLog(StepLog):
     """One file, in which a written step stays, whatever happens to the process then.
 
-    It travels to a spawned process as one of its arguments. Each epoch needs a separate one: the steps of a dead agent
-    stay there for the end of the run.
+    It travels to a spawned process as one of its arguments. Each incarnation needs a separate one: the steps of a dead
+    worker stay there for the end of the run.
     """
 
     def __init__(self) -> None:
@@ -283,7 +284,7 @@ class EpochLog(StepLog):
             self._fd = -1
 
     def __del__(self) -> None:
-        self.close()  # of an epoch that has ended, once its log is no longer needed
+        self.close()  # of an incarnation that has ended, once its log is no longer needed
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self._fd)}
@@ -295,10 +296,10 @@ class EpochLog(StepLog):
 
 
 def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
-    """Return the steps that a `EpochLog` held, as those of this server; a frame that was cut off is left out.
+    """Return the steps that a `IncarnationLog` held, as those of this server; a frame that was cut off is left out.
 
     Raises:
-        WorkError: they were not written by a `EpochLog`.
+        WorkError: they were not written by a `IncarnationLog`.
     """
     core = f"server:{server}"
     steps: list[LoggedStep] = []
@@ -312,6 +313,6 @@ def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
         try:
             decoded = _decoder.decode(view[began:at])
         except msgspec.DecodeError as error:
-            raise WorkError(f"the log of an agent is damaged at byte {began}: {error}") from None
+            raise WorkError(f"the log of a worker is damaged at byte {began}: {error}") from None
         steps += [LoggedStep(step.now_ns, core, step.event, tuple(step.commands)) for step in decoded]
     return tuple(steps)

@@ -142,7 +142,7 @@ def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.f
 
 
 @dataclass(frozen=True, slots=True)
-class JobPPOKnobs:
+class JobPPOParams:
     """Hyperparameters of PPO; RLTune has 80 steps at 3e-4 and 1e-3.
 
     Attributes:
@@ -238,11 +238,11 @@ class JobNetwork(nn.ModuleList):
 class JobLearner:
     """The policy's and the value's networks, with their optimizers."""
 
-    def __init__(self, knobs: JobPPOKnobs, seed: int) -> None:
-        self.knobs = knobs
+    def __init__(self, params: JobPPOParams, seed: int) -> None:
+        self.params = params
         self.actor = JobNetwork(SIZES, seed, "actor")
         self.critic = JobNetwork((POOLED, *HIDDEN, 1), seed, "critic")
-        parts = ((self.actor, knobs.policy_rate), (self.critic, knobs.value_rate))
+        parts = ((self.actor, params.policy_rate), (self.critic, params.value_rate))
         self.optimizer = torch.optim.Adam([{"params": list(net.parameters()), "lr": rate} for net, rate in parts])
 
     def update(self, episodes: Sequence[Episode]) -> JobUpdateStats:
@@ -259,7 +259,7 @@ class JobLearner:
             values = self.critic(inputs).numpy()
         bounds = np.cumsum([len(episode.counts) for episode in episodes])[:-1]
         pairs = [
-            advantages(episode.rewards, value, self.knobs.lam)
+            advantages(episode.rewards, value, self.params.lam)
             for episode, value in zip(episodes, np.split(values, bounds), strict=True)
         ]
         advantage = np.concatenate([pair[0] for pair in pairs])
@@ -273,13 +273,13 @@ class JobLearner:
         kl, first_loss = 0.0, 0.0
         if not len(choices.picked):  # all were forced
             return 0, kl, first_loss
-        for step in range(self.knobs.steps + 1):
+        for step in range(self.params.steps + 1):
             log_ratio = choices.log_prob_by(self.actor) - choices.log_prob
             kl = -float(log_ratio.detach().sum()) / choices.decisions
-            if step == self.knobs.steps or kl > 1.5 * self.knobs.kl_stop:
+            if step == self.params.steps or kl > 1.5 * self.params.kl_stop:
                 return step, kl, first_loss
             share = len(log_ratio) / choices.decisions  # forced choices have no gradient, and count in means
-            ratio, clip = log_ratio.exp(), self.knobs.clip
+            ratio, clip = log_ratio.exp(), self.params.clip
             gains = ratio * choices.advantage, ratio.clamp(1 - clip, 1 + clip) * choices.advantage
             loss = share * -torch.minimum(*gains).mean()
             first_loss = first_loss if step else float(loss.detach())
@@ -288,7 +288,7 @@ class JobLearner:
 
     def _value(self, inputs: Tensor, returns: Tensor) -> float:
         first_loss = 0.0
-        for step in range(self.knobs.steps):
+        for step in range(self.params.steps):
             loss = (self.critic(inputs) - returns).square().mean()
             first_loss = first_loss if step else float(loss.detach())
             self._descend(loss)
@@ -389,7 +389,7 @@ class TrainingConfig:
 
     spec: LearnedSpec
     windows: Windows
-    knobs: JobPPOKnobs = field(default_factory=JobPPOKnobs)
+    params: JobPPOParams = field(default_factory=JobPPOParams)
     epochs: int = 100
     episodes: int = 100
     seed: int = 0
@@ -404,7 +404,7 @@ class TrainingConfig:
         windows, jobs = self.windows, self.windows.jobs
         return {
             "spec": asdict(self.spec),
-            "knobs": asdict(self.knobs),
+            "params": asdict(self.params),
             "episodes": self.episodes,
             "seed": self.seed,
             "windows": [len(windows.jobs), windows.first, windows.last, windows.length, windows.warm],
@@ -450,7 +450,7 @@ def train(
         InputError: the file is from another training.
         WorkError: training diverged, or a process was killed.
     """
-    learner = JobLearner(config.knobs, config.seed)
+    learner = JobLearner(config.params, config.seed)
     history: list[dict[str, float]] = _resumed(config, path, learner) if resume and path.is_file() else []
     for epoch in range(len(history), config.epochs):
         seed = derived_seed(config.seed, f"jobs epoch:{epoch}")

@@ -64,7 +64,7 @@ class JobLedger:
         self.running = [Running(pool, has_columns=policy.is_preemptive) for pool in self.cluster.pools]
         order = order_of(
             policy.order,
-            lambda: GittinsTables(self.history, policy.knobs.restart_ns / NS_PER_S),
+            lambda: GittinsTables(self.history, policy.params.restart_ns / NS_PER_S),
             lambda: Accounts(policy.multifactor, self.cluster.gpus, self.cluster.nodes),
         )
         self.order = order.guarded(policy.age_guard_ns) if policy.age_guard_ns else order
@@ -72,7 +72,7 @@ class JobLedger:
         is_aware = self.placement.is_variability_aware
         self.slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
         self._shared = SharedGpus()
-        self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
+        self._restart_s = policy.params.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
         self._indices_move = self.order.wait_moves or (self.order.tables, self.order.accounts) != (None, None)
         self._keeps_ends = policy.queueing in RESERVING
         self._lines: dict[int, CompetingClasses] = {}  # by pool; pools that a job may choose between share one
@@ -154,7 +154,7 @@ class JobLedger:
         left_ns = np.maximum(book.estimate_ns[jobs] - book.done_ns[jobs], 1)
         speed = waiting.speeds[waiting.pools.index(pool)]
         at_speed_ns = left_ns if speed == 1.0 else np.ceil(left_ns / speed).astype(np.int64)
-        return np.asarray(at_speed_ns + np.where(book.begun[jobs] > 0, self.policy.knobs.restart_ns, 0))
+        return np.asarray(at_speed_ns + np.where(book.begun[jobs] > 0, self.policy.params.restart_ns, 0))
 
     def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
         """Return the estimated ends of jobs that run in a pool, and the GPUs then freed; ascending by time."""
@@ -200,7 +200,7 @@ class JobLedger:
         if self.slots is not None:
             slots, factor = self.slots.take(job, pool, allocation)
             speed *= factor
-        begins_ns = now_ns + (self.policy.knobs.restart_ns if book.begun[job] else 0)
+        begins_ns = now_ns + (self.policy.params.restart_ns if book.begun[job] else 0)
         book.state[job] = RUNNING
         book.since_ns[job] = now_ns
         book.from_ns[job] = begins_ns
@@ -265,12 +265,12 @@ class JobLedger:
             self._rankings, self._rankings_of = {}, key
         ranking = self._rankings.get(pool.index)
         if ranking is None:
-            knobs, running = self.policy.knobs, self.running[pool.index]
+            params, running = self.policy.params, self.running[pool.index]
             jobs, nodes, gpus = running.columns()
             index = self.order.index(Features(self.book, jobs, self.now_ns, is_running=True))
-            if knobs.hysteresis != 1.0:  # running jobs have an advantage
-                index = np.where(index > 0, index / knobs.hysteresis, index * knobs.hysteresis)
-            latest_ns = self.now_ns - max(knobs.min_run_ns, 1)
+            if params.hysteresis != 1.0:  # running jobs have an advantage
+                index = np.where(index > 0, index / params.hysteresis, index * params.hysteresis)
+            latest_ns = self.now_ns - max(params.min_run_ns, 1)
             ranking = PoolRanking(index, jobs, nodes, gpus, latest_ns, running)
             self._rankings[pool.index] = ranking
         return ranking

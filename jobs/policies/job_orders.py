@@ -156,7 +156,7 @@ Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0, le=1e9)]
 
 
-class MultifactorKnobs(StrictModel):
+class MultifactorParams(StrictModel):
     """Slurm's multifactor priority, as `slurm.conf` has it; for the order `multifactor`."""
 
     weight_age: Weight = Field(1000.0, description="PriorityWeightAge")
@@ -191,8 +191,8 @@ class Accounts:
         gpus, nodes: of the cluster.
     """
 
-    def __init__(self, knobs: MultifactorKnobs, gpus: int, nodes: int) -> None:
-        self._knobs = knobs
+    def __init__(self, params: MultifactorParams, gpus: int, nodes: int) -> None:
+        self._params = params
         self._gpus = gpus
         self._nodes = nodes
         self._numbers: dict[str, int] = {}
@@ -200,16 +200,16 @@ class Accounts:
         self._shares, self._used = np.zeros(0), np.zeros(0)  # by account; GPU seconds at the last calculation
         self._fresh, self._held = np.zeros(0), np.zeros(0)  # GPU seconds since then; GPUs held now
         self._until_ns, self._calculated = 0, 0  # fresh usage is counted until; the number of the last calculation
-        self._decay = 2.0 ** (-knobs.period_ns / NS_PER_S / knobs.half_life_s)
+        self._decay = 2.0 ** (-params.period_ns / NS_PER_S / params.half_life_s)
         self._fair = np.zeros(0)  # F at the last calculation
 
     def arrive(self, event: JobArrived, now_ns: int) -> None:
         """Register a job with its account."""
         self.advance(now_ns)
-        name = event.vc if self._knobs.account == "vc" or not event.user else event.user
+        name = event.vc if self._params.account == "vc" or not event.user else event.user
         number = self._numbers.setdefault(name, len(self._numbers))
         if number == len(self._shares):
-            self._shares = np.append(self._shares, self._knobs.shares.get(name, 1.0))
+            self._shares = np.append(self._shares, self._params.shares.get(name, 1.0))
             self._used, self._fresh, self._held = (np.append(each, 0) for each in (self._used, self._fresh, self._held))
             self._fair = np.append(self._fair, 1.0)
         if event.job >= len(self._of_job):
@@ -224,7 +224,7 @@ class Accounts:
 
     def advance(self, now_ns: int) -> int:
         """Count until now; returns the number of the last calculation, which changes whenever priorities do."""
-        period_ns = self._knobs.period_ns
+        period_ns = self._params.period_ns
         many = now_ns // period_ns - self._calculated
         if many > 0:
             self._calculated += many
@@ -244,21 +244,21 @@ class Accounts:
 
     def _fair_shares(self) -> Any:
         usage = self._used / max(float(self._used.sum()), 1e-300)
-        if self._knobs.fair_tree:
+        if self._params.fair_tree:
             level = np.divide(self._shares, usage, out=np.full(len(usage), np.inf), where=usage > 0)
             return np.searchsorted(np.sort(level), level, side="right") / (len(level) + 1)  # Slurm's root is above all
-        return 2.0 ** (-usage / (self._shares / self._shares.sum()) / self._knobs.damping)
+        return 2.0 ** (-usage / (self._shares / self._shares.sum()) / self._params.damping)
 
     def index(self, jobs: Features) -> Any:
         """Return the negative priorities of jobs at the last calculation, so that the largest comes first."""
-        knobs = self._knobs
-        calculated_s = self.advance(jobs.now_ns) * knobs.period_ns / NS_PER_S
-        age = np.clip((calculated_s - jobs.submit_s) / knobs.max_age_s, 0.0, 1.0)
+        params = self._params
+        calculated_s = self.advance(jobs.now_ns) * params.period_ns / NS_PER_S
+        age = np.clip((calculated_s - jobs.submit_s) / params.max_age_s, 0.0, 1.0)
         size = (np.ceil(jobs.gpus * self._nodes / self._gpus) / self._nodes + jobs.gpus / self._gpus) / 2
-        if knobs.favors_small:
+        if params.favors_small:
             size = 1.0 - size
         fair = self._fair[self._of_job[jobs.jobs]]
-        priority = knobs.weight_age * age + knobs.weight_size * size + knobs.weight_fairshare * fair
+        priority = params.weight_age * age + params.weight_size * size + params.weight_fairshare * fair
         return -np.maximum(np.floor(priority), 1.0)
 
 

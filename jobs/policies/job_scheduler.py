@@ -69,14 +69,14 @@ class JobScheduler(JobLedger):
         mapper = mapper_of(choosing.scores if choosing else None) if self.placement.is_programme else None
         self.choices = Choices(choosing, mapper)
         self._queueing = (
-            Rounds(OBJECTIVES[policy.order], policy.knobs.round_ns, len(self.cluster.pools))
+            Rounds(OBJECTIVES[policy.order], policy.params.round_ns, len(self.cluster.pools))
             if policy.queueing == ROUNDS
             else {**QUEUEINGS, CHOICE: self.choices.choice}[policy.queueing]
         )
         self._learns = policy.estimate == HISTORY or self.order.tables is not None
-        moves = self.order.run_worsens or policy.knobs.min_run_ns > 0 or policy.queueing == ROUNDS
+        moves = self.order.run_worsens or policy.params.min_run_ns > 0 or policy.queueing == ROUNDS
         self._has_rounds = policy.is_preemptive and moves
-        self._round_ns = policy.knobs.round_ns
+        self._round_ns = policy.params.round_ns
         if self.order.accounts is not None and policy.queueing != "first-fit":  # another job may become the first
             self._has_rounds, self._round_ns = True, policy.multifactor.period_ns
         self._bf_interval_ns = policy.bf_interval_ns if policy.queueing in RESERVING else 0

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from jobs.policies.job_cluster import PLACEMENTS
-from jobs.policies.job_orders import MULTIFACTOR, NEED_ESTIMATES, OBJECTIVES, ORDERS, MultifactorKnobs, Span, Time
+from jobs.policies.job_orders import MULTIFACTOR, NEED_ESTIMATES, OBJECTIVES, ORDERS, MultifactorParams, Span, Time
 from jobs.policies.run_times import ESTIMATES, REQUESTED
 from kit.errors import InputError, nearest
 from kit.strict import StrictModel
@@ -35,7 +35,7 @@ NEED_PREEMPTION: Final = ("round-robin",)
 _USUAL_S: Final = 60.0  # the default of a round and a restart
 
 
-class PreemptionKnobs(StrictModel):
+class PreemptionParams(StrictModel):
     """When running jobs are preempted; a policy's file may set other values."""
 
     round_s: Span | None = Field(
@@ -84,8 +84,8 @@ class JobPolicy:
     preemption: str = NONE
     placement: str = "best-fit"
     estimate: str = NONE
-    knobs: PreemptionKnobs = field(default_factory=lambda: PreemptionKnobs(round_s=_USUAL_S))
-    multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
+    params: PreemptionParams = field(default_factory=lambda: PreemptionParams(round_s=_USUAL_S))
+    multifactor: MultifactorParams = field(default_factory=MultifactorParams)
     learned: str = ""
     bf_interval_ns: int = 0
     age_guard_ns: int = 0
@@ -211,7 +211,7 @@ _UNITS_S: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _GUARD: Final = re.compile(r"-([1-9][0-9]{0,5})([dhms])$")
 
 
-def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
+def policy_of(name: str, params: PreemptionParams | None = None) -> JobPolicy:
     """Return the policy that a name means.
 
     Raises:
@@ -223,7 +223,7 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
     if kind is None:
         raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
     fields, rest = asdict(KINDS[kind]), name.removeprefix(kind)
-    own = PreemptionKnobs(round_s=fields.pop("round_s"))
+    own = PreemptionParams(round_s=fields.pop("round_s"))
     if guard := _GUARD.search(rest):
         fields["age_guard_ns"] = int(guard[1]) * _UNITS_S[guard[2]] * NS_PER_S
         rest = rest[: guard.start()]
@@ -231,7 +231,7 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
         part, value = _next_part(name, rest)
         fields[part] = value
         rest = rest.removeprefix(f"-{value}")
-    return JobPolicy(**fields, knobs=knobs or own)
+    return JobPolicy(**fields, params=params or own)
 
 
 def _next_part(name: str, rest: str) -> tuple[str, str]:
@@ -244,7 +244,7 @@ def _next_part(name: str, rest: str) -> tuple[str, str]:
 
 
 def shown_name(policy: JobPolicy) -> str:
-    """Return the shortest name that means the policy's words (not its knobs)."""
+    """Return the shortest name that means the policy's words (not its parameters)."""
     if policy.age_guard_ns:
         guard_s = policy.age_guard_ns // NS_PER_S
         unit = next(unit for unit, unit_s in _UNITS_S.items() if guard_s % unit_s == 0)

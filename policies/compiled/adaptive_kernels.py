@@ -13,15 +13,15 @@ from policies.compiled.plan_layout import (
     INT,
     NONE,
     REAL,
+    ObservationRecord,
     Plan,
     Record,
     SeenServer,
-    Sheet,
     batch_ns,
     held,
     is_up,
     key_of,
-    largest_group,
+    largest_micro_batch,
     looked,
     looked_at,
     seen_at,
@@ -58,9 +58,9 @@ class MilpMemory:
         row[plan.placed_at : plan.placed_at + servers] = router.placed
         plan.wake_ns = router.since_ns + router.period_ns
 
-    def replan(self, row: Ints, sheet_row: Ints) -> None:
+    def replan(self, row: Ints, observation_row: Ints) -> None:
         """Let the router make a new plan at the end of a period."""
-        self._router.plan_anew(view_of(sheet_row, self._config))
+        self._router.plan_anew(view_of(observation_row, self._config))
         self.write(row)
 
     def keep(self, row: Ints) -> None:
@@ -71,13 +71,13 @@ class MilpMemory:
 
 def view_of(numbers: Ints, config: RouterConfig) -> ClusterView:
     """Return a sheet as a view: without work by key, memory and instances, which a sheet lacks."""
-    sheet = Sheet(numbers)
+    observation = ObservationRecord(numbers)
     servers = tuple(
         ServerView(
             valid=code != 0,
-            widths=tuple(holds[sheet.segment]),
+            widths=tuple(fits[observation.segment]),
             outstanding_requests=requests,
-            outstanding_blocks=blocks,
+            outstanding_micro_batches=micro_batches,
             outstanding={},
             utilization=utilization,
             power_w=power_w,
@@ -85,14 +85,22 @@ def view_of(numbers: Ints, config: RouterConfig) -> ClusterView:
             loaded=(),
             loading=(),
         )
-        for holds, (code, _, requests, blocks, _, utilization, power_w) in zip(
-            config.holds, numbers[Sheet.size : sheet.samples_at].view(SeenServer.dtype).tolist(), strict=True
+        for fits, (code, _, requests, micro_batches, _, utilization, power_w) in zip(
+            config.fits,
+            numbers[ObservationRecord.size : observation.samples_at].view(SeenServer.dtype).tolist(),
+            strict=True,
         )
     )
-    previous_width = (IMAGE, *config.widths)[sheet.previous_width]
-    head = HeadKey(sheet.segment + 1, previous_width, sheet.location, sheet.service_class)
+    previous_width = (IMAGE, *config.widths)[observation.previous_width]
+    head = HeadKey(observation.segment + 1, previous_width, observation.location, observation.service_class)
     return ClusterView(
-        sheet.now_ns, head, sheet.candidates, sheet.entered_ns, sheet.fifo_length, sheet.completed, servers
+        observation.now_ns,
+        head,
+        observation.candidates,
+        observation.entered_ns,
+        observation.fifo_length,
+        observation.completed,
+        servers,
     )
 
 
@@ -123,10 +131,10 @@ def keep_control(control: GoalControl, row: Control) -> None:
 _is_stuck = kernel_of(goal_control.is_stuck)
 _keep_floor = kernel_of(goal_control.keep_floor, is_stuck=_is_stuck)
 _keep_limit = kernel_of(goal_control.keep_limit, is_stuck=_is_stuck)
-shift_of: Callable[[Control, Sheet], float] = kernel_of(
+shift_of: Callable[[Control, ObservationRecord], float] = kernel_of(
     goal_control.shift_of, keep_floor=_keep_floor, keep_limit=_keep_limit
 )
-weight_of: Callable[[Control, Sheet], float] = kernel_of(goal_control.weight_of)
+weight_of: Callable[[Control, ObservationRecord], float] = kernel_of(goal_control.weight_of)
 end_of_dial: Callable[[int, int], int] = kernel_of(goal_control.end_of_dial)
 
 
@@ -167,56 +175,64 @@ units_until_end: Callable[[Weights, float, float, float, float, bool], float] = 
 
 
 @kernel
-def rung_for(plan: Plan, sheet: Sheet, rule: CompassMemory) -> int:
+def rung_for(plan: Plan, observation: ObservationRecord, rule: CompassMemory) -> int:
     """Compute `Compass._rung`."""
     shift, weight = 0.0, 0.0
     if rule.control_at:
-        control = Control(plan, rule.control_at, sheet.service_class)
-        shift = shift_of(control, sheet)
-        weight = weight_of(control, sheet)
-    load = (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
+        control = Control(plan, rule.control_at, observation.service_class)
+        shift = shift_of(control, observation)
+        weight = weight_of(control, observation)
+    load = (observation.fifo_length + observation.outstanding) / max(1, observation.up)
     price = exp(log_price(rule.weights, load, shift))
-    rung, priced = 0, Priced(plan, rule.priced_at, sheet.service_class)
+    rung, priced = 0, Priced(plan, rule.priced_at, observation.service_class)
     for step in range(priced.count - 1):
         if price > reals(plan)[priced.thresholds_at + step] - weight * reals(plan)[priced.savings_at + step]:
             rung += 1
     if rule.control_at:
-        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(rung, priced.count)
+        Control(plan, rule.control_at, observation.service_class).end = end_of_dial(rung, priced.count)
     return rung
 
 
 @kernel
-def units_until_end_at(plan: Plan, sheet: Sheet, rule: CompassMemory, index: int, width: int, images: int) -> float:
+def units_until_end_at(
+    plan: Plan, observation: ObservationRecord, rule: CompassMemory, index: int, width: int, images: int
+) -> float:
     """Compute `Compass._units_until_end`."""
     unit_ns = rule.unit_ns
     to_come = Coming(rule, _MEMORY, index).images * reals(plan)[rule.path_units_at + index]
-    moved, batch = transfer_ns(plan, sheet, index) / unit_ns, batch_ns(plan, index, key_of(plan, sheet, width), images)
-    work = seen_at(sheet, index).work_ns / unit_ns
-    return units_until_end(rule.weights, work, to_come, moved, batch / unit_ns, sheet.location == index)
+    moved, batch = (
+        transfer_ns(plan, observation, index) / unit_ns,
+        batch_ns(plan, index, key_of(plan, observation, width), images),
+    )
+    work = seen_at(observation, index).work_ns / unit_ns
+    return units_until_end(rule.weights, work, to_come, moved, batch / unit_ns, observation.location == index)
 
 
 @kernel
-def take_bearing(plan: Plan, sheet: Sheet) -> None:
+def take_bearing(plan: Plan, observation: ObservationRecord) -> None:
     """Run `Compass.choose`."""
     rule = CompassMemory(plan, plan.memory_at)
-    tuple_at = Priced(plan, rule.priced_at, sheet.service_class).rungs_at + rung_for(plan, sheet, rule) * plan.segments
-    images, least = min(largest_group(plan), sheet.candidates), inf
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
-        view, coming = seen_at(sheet, index), Coming(rule, _MEMORY, index)
-        passed = (sheet.now_ns - coming.seen_ns) / rule.unit_ns
-        coming.images *= REMEMBERED / (REMEMBERED + passed) if is_up(sheet, index) else 0.0
-        coming.seen_ns = sheet.now_ns
+    tuple_at = (
+        Priced(plan, rule.priced_at, observation.service_class).rungs_at
+        + rung_for(plan, observation, rule) * plan.segments
+    )
+    images, least = min(largest_micro_batch(plan), observation.candidates), inf
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
+        view, coming = seen_at(observation, index), Coming(rule, _MEMORY, index)
+        passed = (observation.now_ns - coming.seen_ns) / rule.unit_ns
+        coming.images *= REMEMBERED / (REMEMBERED + passed) if is_up(observation, index) else 0.0
+        coming.seen_ns = observation.now_ns
         if view.code:
-            width = held(view.holds, ints(plan)[tuple_at + sheet.segment])
-            units = units_until_end_at(plan, sheet, rule, index, width, images)
+            width = held(view.fits, ints(plan)[tuple_at + observation.segment])
+            units = units_until_end_at(plan, observation, rule, index, width, images)
             if units < least:
                 least, plan.server = units, index
                 plan.width = width
-    plan.group = largest_group(plan)
-    remaining = (plan.segments - 1 - sheet.segment) / plan.segments
-    if sheet.location >= 0:
-        before = Coming(rule, _MEMORY, sheet.location)
+    plan.micro_batch_size = largest_micro_batch(plan)
+    remaining = (plan.segments - 1 - observation.segment) / plan.segments
+    if observation.location >= 0:
+        before = Coming(rule, _MEMORY, observation.location)
         before.images = max(0.0, before.images - images * (remaining + 1 / plan.segments))
     Coming(rule, _MEMORY, plan.server).images += images * remaining
 
@@ -228,26 +244,26 @@ class Ahead(Record):
     """The settings and memory of `Lookahead`. Its tables: by server and width, by segment and width, by server."""
 
     horizon_s = weight = rate_img_s = REAL
-    blocks = arrived = seen_ns = image_ns_at = worth_ns_at = busy_ns_at = control_at = INT
+    micro_batches = arrived = seen_ns = image_ns_at = worth_ns_at = busy_ns_at = control_at = INT
 
 
 @kernel
-def remember_arrivals(sheet: Sheet, ahead: Ahead) -> None:
+def remember_arrivals(observation: ObservationRecord, ahead: Ahead) -> None:
     """Run `Lookahead._remember`."""
-    arrived = sheet.completed + sheet.fifo_length + sheet.outstanding
-    passed_s = (sheet.now_ns - ahead.seen_ns) / _NS
+    arrived = observation.completed + observation.fifo_length + observation.outstanding
+    passed_s = (observation.now_ns - ahead.seen_ns) / _NS
     came = max(0, arrived - ahead.arrived)
     ahead.rate_img_s += (came - ahead.rate_img_s * passed_s) / (ahead.horizon_s + passed_s)
-    ahead.arrived, ahead.seen_ns = arrived, sheet.now_ns
+    ahead.arrived, ahead.seen_ns = arrived, observation.now_ns
 
 
 @kernel
-def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -> int:
+def first_to_end(plan: Plan, observation: ObservationRecord, ahead: Ahead, width: int, lot: int) -> int:
     """Add a lot to the server that is up and ends it first, and return that end."""
     busy_ns, image_ns = ints(plan), ints(plan)
     best, first_ns = NONE, 0
     for index in range(plan.servers):
-        if is_up(sheet, index):
+        if is_up(observation, index):
             end_ns = busy_ns[ahead.busy_ns_at + index] + lot * image_ns[ahead.image_ns_at + index * plan.widths + width]
             if best == NONE or end_ns < first_ns:
                 best, first_ns = index, end_ns
@@ -257,48 +273,56 @@ def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -
 
 @kernel
 def cost_ns(
-    plan: Plan, sheet: Sheet, ahead: Ahead, server: int, width: int, images: int, coming: int, lots: int, scale: float
+    plan: Plan,
+    observation: ObservationRecord,
+    ahead: Ahead,
+    server: int,
+    width: int,
+    images: int,
+    coming: int,
+    lots: int,
+    scale: float,
 ) -> float:
     """Compute `Lookahead._cost_ns`."""
     busy_ns = ints(plan)
     for index in range(plan.servers):
-        busy_ns[ahead.busy_ns_at + index] = seen_at(sheet, index).work_ns
-    own_ns = transfer_ns(plan, sheet, server) + batch_ns(plan, server, key_of(plan, sheet, width), images)
+        busy_ns[ahead.busy_ns_at + index] = seen_at(observation, index).work_ns
+    own_ns = transfer_ns(plan, observation, server) + batch_ns(plan, server, key_of(plan, observation, width), images)
     busy_ns[ahead.busy_ns_at + server] += own_ns
     total_ns, weighed = images * (busy_ns[ahead.busy_ns_at + server] * 1.0), images * 1.0
     lot_size = (coming + lots - 1) // lots
     for number in range(lots):
         lot = max(0, min(lot_size, coming - number * lot_size))
-        end_ns = first_to_end(plan, sheet, ahead, width, lot)
+        end_ns = first_to_end(plan, observation, ahead, width, lot)
         total_ns += ahead.weight * lot * (end_ns * 1.0)
         weighed += ahead.weight * lot
-    return total_ns / weighed - ints(plan)[ahead.worth_ns_at + sheet.segment * plan.widths + width] * scale
+    return total_ns / weighed - ints(plan)[ahead.worth_ns_at + observation.segment * plan.widths + width] * scale
 
 
 @kernel
-def look_ahead(plan: Plan, sheet: Sheet) -> None:
+def look_ahead(plan: Plan, observation: ObservationRecord) -> None:
     """Run `Lookahead.choose`."""
     ahead = Ahead(plan, plan.memory_at)
-    remember_arrivals(sheet, ahead)
-    images = min(largest_group(plan), sheet.candidates)
-    coming = max(0, sheet.fifo_length - images) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
+    remember_arrivals(observation, ahead)
+    images = min(largest_micro_batch(plan), observation.candidates)
+    coming = max(0, observation.fifo_length - images) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
     best, server = 0.0, NONE
     scale = 1.0
     narrowest, widest = plan.widths, NONE
     if ahead.control_at:
-        scale = exp(shift_of(Control(plan, ahead.control_at, sheet.service_class), sheet))
-    lots = ahead.blocks * sheet.up
+        scale = exp(shift_of(Control(plan, ahead.control_at, observation.service_class), observation))
+    lots = ahead.micro_batches * observation.up
     for index in range(plan.servers):
-        view = seen_at(sheet, index)
+        view = seen_at(observation, index)
         for width in range(plan.widths):
-            if view.code == 0 or not view.holds >> width & 1:
+            if view.code == 0 or not view.fits >> width & 1:
                 continue
             narrowest, widest = min(narrowest, width), max(widest, width)
-            cost = cost_ns(plan, sheet, ahead, index, width, images, coming, lots, scale)
+            cost = cost_ns(plan, observation, ahead, index, width, images, coming, lots, scale)
             if server == NONE or cost < best:
                 best, server = cost, index
                 plan.server, plan.width = index, width
-    plan.group = largest_group(plan)
+    plan.micro_batch_size = largest_micro_batch(plan)
     if ahead.control_at:
-        control = Control(plan, ahead.control_at, sheet.service_class)
+        control = Control(plan, ahead.control_at, observation.service_class)
         control.end = end_of_dial(widest - plan.width, widest - narrowest + 1)

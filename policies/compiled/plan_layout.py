@@ -5,7 +5,7 @@ Records: a row is one array of 8-byte numbers, and a record is a few consecutive
     class Move(Record):
         end_ns = source = INT
 
-    move = Move(block, p.moves_at, 2)     # the third of the moves at offset `p.moves_at` from the block
+    move = Move(block, p.moves_at, 2)     # the third of the moves at offset `p.moves_at` from the micro-batch
     move.end_ns = now + 5                # compiled, this is one store
 
 A field is declared by its initial value: a whole number (INT is 0), a float (REAL is 0.0), or another record, which is
@@ -13,8 +13,8 @@ then nested (`times = Times.blank()`). Fields with the same initial value may sh
 array of numbers, from the address of its first number, or from another record with an offset and, if several are
 consecutive, an index. Nothing is copied: a record is a pointer, and it has no bounds in compiled code.
 
-A sheet is a row that begins with a `Sheet`, and a plan is a row that begins with a `Plan`. A field whose name ends in
-`_at` is an offset in the same row, except for `uniforms_at`, an address.
+A sheet is a row that begins with a `ObservationRecord`, and a plan is a row that begins with a `Plan`. A field whose
+name ends in `_at` is an offset in the same row, except for `uniforms_at`, an address.
 
 `PlanRow` writes plans, with a cluster's expected costs as tables of nanoseconds. A plan reads its random numbers from
 memory, so `Draws` draws them in advance.
@@ -174,12 +174,12 @@ if IS_ON:
 
 
 NONE: Final = -1
-HOLD: Final = -2  # instead of a server: wait; the width is the number that ends it, the group its time in ns
+BATCHING_DELAY: Final = -2  # instead of a server: wait; the width is the number that ends it, the group its time in ns
 ANYWHERE: Final = -2  # `policies.vocabulary.ANYWHERE`
 OUTSIDE: Final = 0  # the width rule of a plan whose caller decides
 
 
-class Sheet(Record):
+class ObservationRecord(Record):
     """A router's view for one decision; its view of each server follows.
 
     `outstanding` counts the requests at all servers, of which `up` are up. A decision examines `samples` servers, whose
@@ -187,7 +187,7 @@ class Sheet(Record):
     """
 
     now_ns = segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
-    hold_left_ns = INT
+    batching_delay_left_ns = INT
     accuracy_sum = goal_floor = REAL
     late = goal_limit_ns = INT
     goal_energy_weight = REAL
@@ -198,14 +198,14 @@ class Sheet(Record):
 class SeenServer(Record):
     """A router's view of a server. In a set of widths, bit w is width w."""
 
-    code = holds = requests = blocks = work_ns = INT
+    code = fits = requests = micro_batches = work_ns = INT
     utilization = power_w = REAL
 
 
-def blank_sheet(servers: int) -> Ints:
+def blank_observation(servers: int) -> Ints:
     """Return an empty sheet for this number of servers, and for the numbers of those that are examined."""
-    row = np.zeros(Sheet.size + servers * (SeenServer.size + 1), np.int64)
-    Sheet(row).samples_at = Sheet.size + servers * SeenServer.size
+    row = np.zeros(ObservationRecord.size + servers * (SeenServer.size + 1), np.int64)
+    ObservationRecord(row).samples_at = ObservationRecord.size + servers * SeenServer.size
     return row
 
 
@@ -224,10 +224,12 @@ class WidthRule(Record):
 class Plan(Record):
     """A router's rule, and its memory."""
 
-    servers = segments = widths = keys = most = groups_at = group_count = placement = stays = group_rule = INT
+    servers = segments = widths = keys = most = micro_batch_sizes_at = micro_batch_size_count = placement = stays = (
+        micro_batch_size_rule
+    ) = INT
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT
     transfer_ns_at = masks_at = devices_at = links_at = racks_at = links = INT
-    share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = group = INT
+    share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = micro_batch_size = INT
     wake_ns = delay_at = coming_at = packed_at = sees_all = INT
     width_rule = WidthRule.blank()
 
@@ -260,8 +262,8 @@ class PlanRow:
         head = self.head
         head.servers, head.segments = config.servers, config.segments
         head.widths = len(config.widths)
-        head.keys, head.most = len(self.keys), config.groups[-1]
-        self.set_groups(config.groups)
+        head.keys, head.most = len(self.keys), config.micro_batch_sizes[-1]
+        self.set_micro_batch_sizes(config.micro_batch_sizes)
         head.turn, head.wake_ns = NONE, 1 << 62
         head.most_draws = config.servers + 3
         head.delay_at = Plan.offsets["width_rule"]
@@ -274,9 +276,12 @@ class PlanRow:
         at, self._size = self._size, self._size + len(array)
         return at
 
-    def set_groups(self, groups: Sequence[int]) -> None:
+    def set_micro_batch_sizes(self, micro_batch_sizes: Sequence[int]) -> None:
         """Set the groups to choose from, ascending."""
-        self.head.groups_at, self.head.group_count = self.add(groups), len(groups)
+        self.head.micro_batch_sizes_at, self.head.micro_batch_size_count = (
+            self.add(micro_batch_sizes),
+            len(micro_batch_sizes),
+        )
 
     def row(self) -> Ints:
         """Return the plan."""
@@ -285,10 +290,10 @@ class PlanRow:
     def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
         """Append the expected costs of the cluster, as tables of nanoseconds."""
         assert self.costs is not None, "this rule asks for costs"
-        groups = alike_of(self.config, self.costs)
-        self.head.links = 1 + max(groups.links)
+        micro_batch_sizes = alike_of(self.config, self.costs)
+        self.head.links = 1 + max(micro_batch_sizes.links)
         for name in ("devices", "links", "racks"):
-            setattr(self.head, f"{name}_at", self.add(getattr(groups, name)))
+            setattr(self.head, f"{name}_at", self.add(getattr(micro_batch_sizes, name)))
         for name in tables:
             setattr(self.head, f"{name}_ns_at", self.add(cost_table(self.config, self.costs, name)))
 
@@ -309,16 +314,21 @@ _lock = Lock()
 
 def alike_of(config: RouterConfig, costs: CostModel) -> Alike:
     """Return which of the cluster's servers cost the same, by numbers from 0 on; all differ if this is unknown."""
-    groups, servers = costs.alike, tuple(range(config.servers))
-    if groups is None:
+    micro_batch_sizes, servers = costs.alike, tuple(range(config.servers))
+    if micro_batch_sizes is None:
         return Alike(servers, servers, (0,) * config.servers)
-    return Alike.of(*([of[server] for server in servers] for of in (groups.devices, groups.links, groups.racks)))
+    return Alike.of(
+        *(
+            [of[server] for server in servers]
+            for of in (micro_batch_sizes.devices, micro_batch_sizes.links, micro_batch_sizes.racks)
+        )
+    )
 
 
 def transfers_of(config: RouterConfig, costs: CostModel) -> int:
     """Return the number of entries of the table of moves."""
     links, lines = 1 + max(alike_of(config, costs).links), config.segments * (len(config.widths) + 1)
-    return (links + 1) * links * WAYS * lines * (config.groups[-1] + 1)
+    return (links + 1) * links * WAYS * lines * (config.micro_batch_sizes[-1] + 1)
 
 
 def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
@@ -328,7 +338,7 @@ def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
     links, `WAYS`, lines, most + 1) of moves: from the router (0) or from link n - 1, by segment and previous width. 0
     if there is no such key, batch or way.
     """
-    key = (id(costs), config.servers, config.segments, config.model_widths, config.groups[-1], name)
+    key = (id(costs), config.servers, config.segments, config.model_widths, config.micro_batch_sizes[-1], name)
     with _lock:
         table = _tables.get(key)
         if table is None or table[0] is not costs:
@@ -345,7 +355,7 @@ def _image_table(config: RouterConfig, costs: CostModel) -> Ints:
 
 
 def _batch_table(config: RouterConfig, costs: CostModel) -> Ints:
-    keys, sizes = work_keys(config), range(1, config.groups[-1] + 1)
+    keys, sizes = work_keys(config), range(1, config.micro_batch_sizes[-1] + 1)
     devices = _servers_of(alike_of(config, costs).devices)
     table = np.zeros((len(devices), len(keys), len(sizes) + 1), np.int64)
     for row, (server, *_) in enumerate(devices):
@@ -357,7 +367,7 @@ def _batch_table(config: RouterConfig, costs: CostModel) -> Ints:
 
 def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
     lines = list(product(range(1, config.segments + 1), (IMAGE, *config.widths)))
-    sizes, links = range(1, config.groups[-1] + 1), 1 + max(alike_of(config, costs).links)
+    sizes, links = range(1, config.micro_batch_sizes[-1] + 1), 1 + max(alike_of(config, costs).links)
     table = np.zeros((links + 1, links, WAYS, len(lines), len(sizes) + 1), np.int64)
     for row, (source, server) in alike_of(config, costs).ways().items():
         for number, (segment, width) in enumerate(lines):
@@ -385,57 +395,57 @@ def _ns(seconds: float) -> int:
 # ------------------------------------------------------------------------------------------- access to sheets and plans
 
 
-_SHEET: Final = Sheet.size
+_SHEET: Final = ObservationRecord.size
 
 
 @kernel
-def seen_at(sheet: Sheet, index: int) -> SeenServer:
+def seen_at(observation: ObservationRecord, index: int) -> SeenServer:
     """Return the view of a server."""
-    return SeenServer(sheet, _SHEET, index)
+    return SeenServer(observation, _SHEET, index)
 
 
 @kernel
-def looked(plan: Plan, sheet: Sheet) -> int:
+def looked(plan: Plan, observation: ObservationRecord) -> int:
     """Return the number of servers that the decision examines."""
-    return sheet.samples if sheet.samples else plan.servers
+    return observation.samples if observation.samples else plan.servers
 
 
 @kernel
-def looked_at(sheet: Sheet, position: int) -> int:
+def looked_at(observation: ObservationRecord, position: int) -> int:
     """Return one of the servers that the decision examines (`rule_context.looked_at`)."""
-    return ints(sheet)[sheet.samples_at + position] if sheet.samples else position
+    return ints(observation)[observation.samples_at + position] if observation.samples else position
 
 
 @kernel
-def is_up(sheet: Sheet, index: int) -> bool:
+def is_up(observation: ObservationRecord, index: int) -> bool:
     """Compute `rule_context.is_up`."""
-    view = seen_at(sheet, index)
-    return view.code != 0 or view.blocks > 0
+    view = seen_at(observation, index)
+    return view.code != 0 or view.micro_batches > 0
 
 
 @kernel
-def held(holds: int, most: int) -> int:
+def held(fits: int, most: int) -> int:
     """Compute `rule_parts.held_width`: the widest held one not above `most` (NONE: below all), or otherwise the
     narrowest."""
     for width in range(most, -1, -1):
-        if holds >> width & 1:
+        if fits >> width & 1:
             return width
     width = most + 1
-    while not holds >> width & 1:
+    while not fits >> width & 1:
         width += 1
     return width
 
 
 @kernel
-def largest_group(plan: Plan) -> int:
+def largest_micro_batch(plan: Plan) -> int:
     """Return the largest of the groups to choose from."""
-    return ints(plan)[plan.groups_at + plan.group_count - 1]
+    return ints(plan)[plan.micro_batch_sizes_at + plan.micro_batch_size_count - 1]
 
 
 @kernel
-def key_of(plan: Plan, sheet: Sheet, width: int) -> int:
+def key_of(plan: Plan, observation: ObservationRecord, width: int) -> int:
     """Return the work key of the head at this width."""
-    return (sheet.segment * plan.widths + width) * (plan.widths + 1) + sheet.previous_width
+    return (observation.segment * plan.widths + width) * (plan.widths + 1) + observation.previous_width
 
 
 @kernel
@@ -452,12 +462,12 @@ def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
 
 
 @kernel
-def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
-    """Compute `rule_context.transfer_ns`: the candidates' inputs; 0 if a block may mix locations."""
-    source = sheet.location
+def transfer_ns(plan: Plan, observation: ObservationRecord, server: int) -> int:
+    """Compute `rule_context.transfer_ns`: the candidates' inputs; 0 if a micro-batch may mix locations."""
+    source = observation.location
     if source == ANYWHERE:
         return 0
-    line = sheet.segment * (plan.widths + 1) + sheet.previous_width
+    line = observation.segment * (plan.widths + 1) + observation.previous_width
     lines, link = plan.segments * (plan.widths + 1), 0
     route = ELSEWHERE
     if source >= 0:
@@ -465,7 +475,7 @@ def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
         if ints(plan)[plan.racks_at + source] == ints(plan)[plan.racks_at + server]:
             route = HERE if source == server else IN_RACK
     row = ((link * plan.links + ints(plan)[plan.links_at + server]) * WAYS + route) * lines + line
-    return ints(plan)[plan.transfer_ns_at + row * (plan.most + 1) + sheet.candidates]
+    return ints(plan)[plan.transfer_ns_at + row * (plan.most + 1) + observation.candidates]
 
 
 # ------------------------------------------------------------------------------------------------------- random numbers

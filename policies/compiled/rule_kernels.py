@@ -15,15 +15,15 @@ from policies.compiled.plan_layout import (
     NONE,
     OUTSIDE,
     REAL,
+    ObservationRecord,
     Plan,
     Record,
-    Sheet,
     WidthRule,
     batch_ns,
     held,
     is_up,
     key_of,
-    largest_group,
+    largest_micro_batch,
     looked,
     looked_at,
     seen_at,
@@ -52,7 +52,7 @@ from policies.rules.published_rules import SLACK_BUCKETS
 RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, LOOKAHEAD, COMPASS = range(OUTSIDE + 1, OUTSIDE + 9)
 
 # Rules of groups.
-LARGEST, RANDOM_GROUP = range(2)
+LARGEST, RANDOM_MICRO_BATCH_SIZE = range(2)
 
 
 class Rung(Record):
@@ -66,7 +66,7 @@ class Rung(Record):
 class VariantSteps(Record):
     """INFaaS: the thresholds for a server's steps between variants; its `Variant` for each server follows."""
 
-    waiting_ns = up_ns = down_ns = hold_ns = leap = INT
+    waiting_ns = up_ns = down_ns = dwell_ns = leap = INT
 
 
 class Variant(Record):
@@ -118,27 +118,27 @@ def drawn(plan: Plan, count: int) -> int:
 
 
 @kernel
-def can_take(sheet: Sheet, index: int) -> bool:
+def can_take(observation: ObservationRecord, index: int) -> bool:
     """Compute `ServerView.valid`."""
-    return seen_at(sheet, index).code != 0
+    return seen_at(observation, index).code != 0
 
 
 @kernel
-def count_valid(plan: Plan, sheet: Sheet) -> int:
-    """Return the number of examined servers that can take the block."""
+def count_valid(plan: Plan, observation: ObservationRecord) -> int:
+    """Return the number of examined servers that can take the micro-batch."""
     count = 0
-    for position in range(looked(plan, sheet)):
-        if can_take(sheet, looked_at(sheet, position)):
+    for position in range(looked(plan, observation)):
+        if can_take(observation, looked_at(observation, position)):
             count += 1
     return count
 
 
 @kernel
-def nth_valid(plan: Plan, sheet: Sheet, number: int) -> int:
+def nth_valid(plan: Plan, observation: ObservationRecord, number: int) -> int:
     """Return the server with this number among them."""
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
-        if can_take(sheet, index):
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
+        if can_take(observation, index):
             if number == 0:
                 return index
             number -= 1
@@ -149,33 +149,33 @@ def nth_valid(plan: Plan, sheet: Sheet, number: int) -> int:
 
 
 @kernel
-def random_width(plan: Plan, holds: int) -> int:
+def random_width(plan: Plan, fits: int) -> int:
     """Compute `widths.RandomWidth`."""
     count, width = 0, 0
     for candidate in range(plan.widths):
-        count += holds >> candidate & 1
+        count += fits >> candidate & 1
     number = drawn(plan, count)
-    while number > 0 or not holds >> width & 1:
-        number -= holds >> width & 1
+    while number > 0 or not fits >> width & 1:
+        number -= fits >> width & 1
         width += 1
     return width
 
 
 @kernel
-def requests_per_server(sheet: Sheet) -> float:
+def requests_per_server(observation: ObservationRecord) -> float:
     """Compute `widths.requests_per_server`."""
-    return (sheet.fifo_length + sheet.outstanding) / max(1, sheet.up)
+    return (observation.fifo_length + observation.outstanding) / max(1, observation.up)
 
 
 @kernel
-def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
+def rung_of(plan: Plan, observation: ObservationRecord, rule: WidthRule) -> int:
     """Compute `widths.Ladder`: the number of thresholds that the load exceeds, with hysteresis; or
     `controlled.ControlledLadder`."""
-    load = requests_per_server(sheet)
+    load = requests_per_server(observation)
     if rule.control_at:
-        load *= exp(-shift_of(Control(plan, rule.control_at, sheet.service_class), sheet))
+        load *= exp(-shift_of(Control(plan, rule.control_at, observation.service_class), observation))
     down = stay = 0
-    rung = Rung(plan, rule.rung_at, sheet.service_class)
+    rung = Rung(plan, rule.rung_at, observation.service_class)
     for step in range(rung.last):
         threshold = reals(plan)[rule.thresholds_at + step]
         if load > threshold:
@@ -184,17 +184,17 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
             stay += 1
     rung.rung = max(down, min(rung.rung, stay))
     if rule.control_at:
-        Control(plan, rule.control_at, sheet.service_class).end = end_of_dial(rung.rung, rung.last + 1)
+        Control(plan, rule.control_at, observation.service_class).end = end_of_dial(rung.rung, rung.last + 1)
     return rung.rung
 
 
 @kernel
-def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
+def variant_of(plan: Plan, observation: ObservationRecord, rule: WidthRule, server: int) -> int:
     """Compute `infaas.Variants`: the server's tuple, after its step; repeated calls at that time return the same."""
-    steps, now = VariantSteps(plan, rule.variants_at), sheet.now_ns
+    steps, now = VariantSteps(plan, rule.variants_at), observation.now_ns
     variant = Variant(steps, _STEPS, server)
-    if now - variant.since_ns >= steps.hold_ns:
-        wait_ns, step = seen_at(sheet, server).work_ns + sheet.fifo_length * steps.waiting_ns, 0
+    if now - variant.since_ns >= steps.dwell_ns:
+        wait_ns, step = seen_at(observation, server).work_ns + observation.fifo_length * steps.waiting_ns, 0
         cheaper = variant.count - 1 - variant.level
         if wait_ns > steps.down_ns and cheaper > 0:
             step = min(steps.leap, cheaper, wait_ns // max(steps.down_ns, 1))
@@ -207,28 +207,28 @@ def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
 
 
 @kernel
-def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
-    """Return the width for the candidate block on that server, by a rule of widths."""
-    holds, tuple_at = seen_at(sheet, server).holds, rule.tuple_at + sheet.service_class * plan.segments
+def width_for(plan: Plan, observation: ObservationRecord, rule: WidthRule, server: int) -> int:
+    """Return the width for the candidate micro-batch on that server, by a rule of widths."""
+    fits, tuple_at = seen_at(observation, server).fits, rule.tuple_at + observation.service_class * plan.segments
     if rule.rule == RANDOM_WIDTH:
-        return random_width(plan, holds)
+        return random_width(plan, fits)
     if rule.rule == LADDER:
-        rung = rung_of(plan, sheet, rule)
-        tuple_at = Rung(plan, rule.rung_at, sheet.service_class).tuples_at + rung * plan.segments
+        rung = rung_of(plan, observation, rule)
+        tuple_at = Rung(plan, rule.rung_at, observation.service_class).tuples_at + rung * plan.segments
     elif rule.rule == INFAAS:
-        tuple_at = variant_of(plan, sheet, rule, server)
+        tuple_at = variant_of(plan, observation, rule, server)
     elif rule.rule == BY_SERVER:
         tuple_at = rule.rungs_at + server * plan.segments
-    return held(holds, ints(plan)[tuple_at + sheet.segment])
+    return held(fits, ints(plan)[tuple_at + observation.segment])
 
 
 # ---------------------------------------------------------------------------------------------------------- placements
 
 
 @kernel
-def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
+def measure(plan: Plan, observation: ObservationRecord, rule: int, index: int) -> float:
     """Return a rule's count for a server; whole numbers are exact (guaranteed by `policies.router_plans`)."""
-    view = seen_at(sheet, index)
+    view = seen_at(observation, index)
     if rule in (SHORTEST_QUEUE, POWER_OF_TWO):
         return view.requests * 1.0
     if rule in (SHORTEST_QUEUE_BY_SPEED, POWER_OF_TWO_BY_SPEED):
@@ -238,50 +238,52 @@ def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
     if rule == LEAST_WORK_COMING:
         to_come = to_come_at(plan, index)
         return view.work_ns + to_come.images * to_come.way_ns
-    key = key_of(plan, sheet, width_for(plan, sheet, WidthRule(plan, plan.delay_at), index))
-    return (view.work_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
+    key = key_of(plan, observation, width_for(plan, observation, WidthRule(plan, plan.delay_at), index))
+    return (
+        view.work_ns + transfer_ns(plan, observation, index) + batch_ns(plan, index, key, observation.candidates)
+    ) * 1.0
 
 
 @kernel
-def least(plan: Plan, sheet: Sheet, rule: int) -> int:
+def least(plan: Plan, observation: ObservationRecord, rule: int) -> int:
     """Compute `ShortestQueue`, `ShortestQueueBySpeed`, `LeastWork`, `ShortestDelay`; ties go to the lowest."""
     best, server = 0.0, NONE
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
-        if can_take(sheet, index):
-            value = measure(plan, sheet, rule, index)
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
+        if can_take(observation, index):
+            value = measure(plan, observation, rule, index)
             if server == NONE or value < best:
                 best, server = value, index
     return server
 
 
 @kernel
-def one_of_two(plan: Plan, sheet: Sheet, rule: int) -> int:
+def one_of_two(plan: Plan, observation: ObservationRecord, rule: int) -> int:
     """Compute `PowerOfTwo`, `PowerOfTwoBySpeed`: one valid server still costs one draw."""
-    count = count_valid(plan, sheet)
+    count = count_valid(plan, observation)
     first = drawn(plan, count)
     if count == 1:
-        return nth_valid(plan, sheet, 0)
+        return nth_valid(plan, observation, 0)
     second = drawn(plan, count - 1)
     if second >= first:
         second += 1
-    lower, higher = nth_valid(plan, sheet, min(first, second)), nth_valid(plan, sheet, max(first, second))
-    return higher if measure(plan, sheet, rule, higher) < measure(plan, sheet, rule, lower) else lower
+    lower, higher = nth_valid(plan, observation, min(first, second)), nth_valid(plan, observation, max(first, second))
+    return higher if measure(plan, observation, rule, higher) < measure(plan, observation, rule, lower) else lower
 
 
 @kernel
-def weighted(plan: Plan, sheet: Sheet) -> int:
+def weighted(plan: Plan, observation: ObservationRecord) -> int:
     """Compute `WeightedRandom`."""
     total = passed = 0.0
     drawn = NONE
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
-        if can_take(sheet, index):
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
+        if can_take(observation, index):
             total += reals(plan)[plan.speeds_at + index]
     threshold = draw(plan) * total
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
-        if can_take(sheet, index):
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
+        if can_take(observation, index):
             passed += reals(plan)[plan.speeds_at + index]
             drawn = index
             if threshold < passed:
@@ -290,12 +292,12 @@ def weighted(plan: Plan, sheet: Sheet) -> int:
 
 
 @kernel
-def next_in_turn(plan: Plan, sheet: Sheet) -> int:
+def next_in_turn(plan: Plan, observation: ObservationRecord) -> int:
     """Compute `RoundRobin`."""
     lowest, following = plan.servers, plan.servers
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
-        if can_take(sheet, index):
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
+        if can_take(observation, index):
             lowest = min(lowest, index)
             if index > plan.turn:
                 following = min(following, index)
@@ -304,15 +306,15 @@ def next_in_turn(plan: Plan, sheet: Sheet) -> int:
 
 
 @kernel
-def furthest_behind(plan: Plan, sheet: Sheet) -> int:
+def furthest_behind(plan: Plan, observation: ObservationRecord) -> int:
     """Compute `Milp._place`: a server without a share only if there is no other."""
-    images = min(largest_group(plan), sheet.candidates)
+    images = min(largest_micro_batch(plan), observation.candidates)
     total, least_ahead = images, 0.0
     best, is_shareless = NONE, False
     for index in range(plan.servers):
         total += ints(plan)[plan.placed_at + index]
     for index in range(plan.servers):
-        if not can_take(sheet, index):
+        if not can_take(observation, index):
             continue
         share = reals(plan)[plan.shares_at + index]
         ahead, has_none = ints(plan)[plan.placed_at + index] - share * total, share == 0
@@ -330,18 +332,21 @@ def to_come_at(plan: Plan, index: int) -> ToCome:
 
 
 @kernel
-def least_with_coming(plan: Plan, sheet: Sheet) -> int:
+def least_with_coming(plan: Plan, observation: ObservationRecord) -> int:
     """Compute `LeastWorkComing`."""
-    memory, location = WorkToCome(plan, plan.coming_at), sheet.location
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
+    memory, location = WorkToCome(plan, plan.coming_at), observation.location
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
         to_come = to_come_at(plan, index)
-        keep = memory.forget_ns / (memory.forget_ns + (sheet.now_ns - to_come.seen_ns))
-        to_come.seen_ns = sheet.now_ns
-        to_come.images *= keep if is_up(sheet, index) else 0.0
-    stays = plan.stays and location >= 0 and can_take(sheet, location)
-    best = location if stays else least(plan, sheet, LEAST_WORK_COMING)
-    images, remaining = min(memory.most, sheet.candidates), (plan.segments - 1 - sheet.segment) / plan.segments
+        keep = memory.forget_ns / (memory.forget_ns + (observation.now_ns - to_come.seen_ns))
+        to_come.seen_ns = observation.now_ns
+        to_come.images *= keep if is_up(observation, index) else 0.0
+    stays = plan.stays and location >= 0 and can_take(observation, location)
+    best = location if stays else least(plan, observation, LEAST_WORK_COMING)
+    images, remaining = (
+        min(memory.most, observation.candidates),
+        (plan.segments - 1 - observation.segment) / plan.segments,
+    )
     if location >= 0:
         source = to_come_at(plan, location)
         source.images = max(0.0, source.images - images * (remaining + 1 / plan.segments))
@@ -350,126 +355,138 @@ def least_with_coming(plan: Plan, sheet: Sheet) -> int:
 
 
 @kernel
-def next_packed(plan: Plan, sheet: Sheet) -> int:
+def next_packed(plan: Plan, observation: ObservationRecord) -> int:
     """Compute `Packed`."""
     for rank in range(plan.servers):
         packed = Packed(plan, plan.packed_at, rank)
-        if can_take(sheet, packed.server) and measure(plan, sheet, LEAST_WORK, packed.server) < packed.full_ns:
+        if (
+            can_take(observation, packed.server)
+            and measure(plan, observation, LEAST_WORK, packed.server) < packed.full_ns
+        ):
             return packed.server
-    return least(plan, sheet, LEAST_WORK)
+    return least(plan, observation, LEAST_WORK)
 
 
 @kernel
-def place(plan: Plan, sheet: Sheet) -> int:
-    """Return the server for the candidate block."""
-    location, rule = sheet.location, plan.placement
+def place(plan: Plan, observation: ObservationRecord) -> int:
+    """Return the server for the candidate micro-batch."""
+    location, rule = observation.location, plan.placement
     if rule == LEAST_WORK_COMING:
-        return least_with_coming(plan, sheet)
-    if plan.stays and location >= 0 and can_take(sheet, location):  # `Sticky`
+        return least_with_coming(plan, observation)
+    if plan.stays and location >= 0 and can_take(observation, location):  # `Sticky`
         return location
     if rule == AT_RANDOM:
-        return nth_valid(plan, sheet, drawn(plan, count_valid(plan, sheet)))
+        return nth_valid(plan, observation, drawn(plan, count_valid(plan, observation)))
     if rule == WEIGHTED_RANDOM:
-        return weighted(plan, sheet)
+        return weighted(plan, observation)
     if rule == ROUND_ROBIN:
-        return next_in_turn(plan, sheet)
+        return next_in_turn(plan, observation)
     if rule in (POWER_OF_TWO, POWER_OF_TWO_BY_SPEED):
-        return one_of_two(plan, sheet, rule)
+        return one_of_two(plan, observation, rule)
     if rule == PACKED:
-        return next_packed(plan, sheet)
+        return next_packed(plan, observation)
     if rule == DEFICIT:
-        return furthest_behind(plan, sheet)
+        return furthest_behind(plan, observation)
     if rule == IDLE_QUEUE:
-        for place in range(looked(plan, sheet)):
-            index = looked_at(sheet, place)
-            if can_take(sheet, index) and seen_at(sheet, index).requests == 0:
+        for place in range(looked(plan, observation)):
+            index = looked_at(observation, place)
+            if can_take(observation, index) and seen_at(observation, index).requests == 0:
                 return index
-        return nth_valid(plan, sheet, drawn(plan, count_valid(plan, sheet)))
-    return least(plan, sheet, rule)
+        return nth_valid(plan, observation, drawn(plan, count_valid(plan, observation)))
+    return least(plan, observation, rule)
 
 
 # ------------------------------------------------------------------------------------------------------------- choices
 
 
 @kernel
-def group_for(plan: Plan) -> int:
-    """Compute `RandomGroup`, `LargestGroup`."""
-    number = plan.group_count - 1
-    if plan.group_rule == RANDOM_GROUP:
-        number = drawn(plan, plan.group_count)
-    return ints(plan)[plan.groups_at + number]
+def micro_batch_size_for(plan: Plan) -> int:
+    """Compute `RandomMicroBatch`, `LargestMicroBatch`."""
+    number = plan.micro_batch_size_count - 1
+    if plan.micro_batch_size_rule == RANDOM_MICRO_BATCH_SIZE:
+        number = drawn(plan, plan.micro_batch_size_count)
+    return ints(plan)[plan.micro_batch_sizes_at + number]
 
 
 @kernel
-def fit_slack(plan: Plan, sheet: Sheet, server: int) -> None:
+def fit_slack(plan: Plan, observation: ObservationRecord, server: int) -> None:
     """Run `SlackFit`: set the width and the group for that server.
 
     Options are numbered by width and group; the plan has the `latest` time of each bucket by its number.
     """
-    candidates, view = sheet.candidates, seen_at(sheet, server)
+    candidates, view = observation.candidates, seen_at(observation, server)
     latest = ints(Latest(plan, plan.scratch_at))
-    holds = view.holds
-    groups = 1  # larger groups than the first that takes all candidates change nothing
-    while groups < plan.group_count and ints(plan)[plan.groups_at + groups - 1] < candidates:
-        groups += 1
+    fits = view.fits
+    micro_batch_sizes = 1  # larger micro-batch than the first that takes all candidates change nothing
+    while (
+        micro_batch_sizes < plan.micro_batch_size_count
+        and ints(plan)[plan.micro_batch_sizes_at + micro_batch_sizes - 1] < candidates
+    ):
+        micro_batch_sizes += 1
     first_ns, last_ns = NONE, NONE
-    for option in range(plan.widths * groups):
-        if holds >> option // groups & 1:
-            latency_ns = option_ns(plan, sheet, server, option, groups)
+    for option in range(plan.widths * micro_batch_sizes):
+        if fits >> option // micro_batch_sizes & 1:
+            latency_ns = option_ns(plan, observation, server, option, micro_batch_sizes)
             first_ns = latency_ns if first_ns == NONE else min(first_ns, latency_ns)
             last_ns = max(last_ns, latency_ns)
     spread_ns = max(last_ns - first_ns, 1)
     for bucket in range(SLACK_BUCKETS + 1):
         latest[bucket] = NONE
-    for option in range(plan.widths * groups):
-        if holds >> option // groups & 1:
-            latency_ns = option_ns(plan, sheet, server, option, groups)
+    for option in range(plan.widths * micro_batch_sizes):
+        if fits >> option // micro_batch_sizes & 1:
+            latency_ns = option_ns(plan, observation, server, option, micro_batch_sizes)
             bucket = (latency_ns - first_ns) * SLACK_BUCKETS // spread_ns
             latest[bucket] = max(latest[bucket], latency_ns)
-    waited_ns = sheet.now_ns - sheet.entered_ns
-    slack_ns = plan.share_ns - waited_ns - view.work_ns - transfer_ns(plan, sheet, server)
+    waited_ns = observation.now_ns - observation.entered_ns
+    slack_ns = plan.share_ns - waited_ns - view.work_ns - transfer_ns(plan, observation, server)
     best_bucket = SLACK_BUCKETS
     while best_bucket > 0 and (latest[best_bucket] == NONE or latest[best_bucket] > slack_ns):
         best_bucket -= 1
     most = NONE
-    for option in range(plan.widths * groups):
-        if holds >> option // groups & 1:
-            latency_ns, group = option_ns(plan, sheet, server, option, groups), option % groups
-            if (latency_ns - first_ns) * SLACK_BUCKETS // spread_ns == best_bucket and group >= most:
-                most = group
-                plan.width, plan.group = option // groups, ints(plan)[plan.groups_at + group]
+    for option in range(plan.widths * micro_batch_sizes):
+        if fits >> option // micro_batch_sizes & 1:
+            latency_ns, micro_batch_size = (
+                option_ns(plan, observation, server, option, micro_batch_sizes),
+                option % micro_batch_sizes,
+            )
+            if (latency_ns - first_ns) * SLACK_BUCKETS // spread_ns == best_bucket and micro_batch_size >= most:
+                most = micro_batch_size
+                plan.width, plan.micro_batch_size = (
+                    option // micro_batch_sizes,
+                    ints(plan)[plan.micro_batch_sizes_at + micro_batch_size],
+                )
 
 
 @kernel
-def option_ns(plan: Plan, sheet: Sheet, server: int, option: int, groups: int) -> int:
+def option_ns(plan: Plan, observation: ObservationRecord, server: int, option: int, micro_batch_sizes: int) -> int:
     """Return the expected latency of one of `SlackFit`'s options."""
-    batch = min(ints(plan)[plan.groups_at + option % groups], sheet.candidates)
-    return batch_ns(plan, server, key_of(plan, sheet, option // groups), batch)
+    batch = min(ints(plan)[plan.micro_batch_sizes_at + option % micro_batch_sizes], observation.candidates)
+    return batch_ns(plan, server, key_of(plan, observation, option // micro_batch_sizes), batch)
 
 
 @kernel
-def limit_widths(plan: Plan, sheet: Sheet) -> None:
-    """Limit the sheet to each server's working set (`HoldingRouter.sets`)."""
-    for position in range(looked(plan, sheet)):
-        index = looked_at(sheet, position)
-        seen_at(sheet, index).holds &= ints(plan)[plan.masks_at + index * plan.segments + sheet.segment]
+def limit_widths(plan: Plan, observation: ObservationRecord) -> None:
+    """Limit the sheet to each server's working set (`DelayingRouter.sets`)."""
+    for position in range(looked(plan, observation)):
+        index = looked_at(observation, position)
+        seen_at(observation, index).fits &= ints(plan)[plan.masks_at + index * plan.segments + observation.segment]
 
 
 @kernel
-def choose(plan: Plan, sheet: Sheet) -> None:
+def choose(plan: Plan, observation: ObservationRecord) -> None:
     """Decide about the sheet; the choice is written to the plan."""
     rule = plan.width_rule.rule
     if plan.masks_at:
-        limit_widths(plan, sheet)
+        limit_widths(plan, observation)
     if rule == LOOKAHEAD:
-        look_ahead(plan, sheet)
+        look_ahead(plan, observation)
         return
     if rule == COMPASS:
-        take_bearing(plan, sheet)
+        take_bearing(plan, observation)
         return
-    plan.server = place(plan, sheet)
+    plan.server = place(plan, observation)
     if rule == SLACKFIT:
-        fit_slack(plan, sheet, plan.server)
+        fit_slack(plan, observation, plan.server)
         return
-    plan.width = width_for(plan, sheet, plan.width_rule, plan.server)
-    plan.group = group_for(plan)
+    plan.width = width_for(plan, observation, plan.width_rule, plan.server)
+    plan.micro_batch_size = micro_batch_size_for(plan)

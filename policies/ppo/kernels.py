@@ -2,7 +2,7 @@
 
 The policy is a product of three categoricals (Eq. 2-6): server, width among those that the server can hold, and group;
 if the policy may hold there is a fourth, over 1 + H outcomes (`policies.observation`). It is one more factor,
-independent of the others: server, width and group are drawn and scored in a decision to hold, too.
+independent of the others: server, width and micro-batch size are drawn and scored in a decision to hold, too.
 
 The network processes a tile of decisions at a time, weights are one row of float32 (`Layout`), and nothing is
 allocated: a caller passes `Layout.scratch` float32 numbers, separate ones for each thread. Every sum has one order and
@@ -29,7 +29,7 @@ from kit.jit_cache import IS_ON
 from policies.compiled.plan_layout import bits
 from policies.observation import Bools, Floats
 from policies.ppo.spec import RELU, PolicySpec
-from policies.vocabulary import Choice, ClusterView, Hold, ServerView
+from policies.vocabulary import BatchingDelay, Choice, ClusterView, ServerView
 
 TILE: Final = 32  # decisions that pass the network together: their activations stay in the first cache
 _MASKED = np.float32(-1e9)  # exp of it is exactly 0
@@ -40,8 +40,8 @@ _TWO = np.float32(2)
 # Indices into `Layout.sizes`.
 SERVERS: Final = 0
 WIDTHS: Final = 1
-GROUPS: Final = 2
-HOLDS: Final = 3  # 1 + H, or 0 if the policy may not hold
+MICRO_BATCH_SIZES: Final = 2
+BATCHING_DELAYS: Final = 3  # 1 + H, or 0 if the policy may not hold
 OBSERVED: Final = 4  # 2 + 3N
 RECTIFIED: Final = 5  # whether hidden layers are rectified (ReLU), otherwise tanh
 INPUTS: Final = 6  # padded sizes from here on: of the inputs, and of each layer's outputs
@@ -80,8 +80,10 @@ class Layout:
     def sizes(self) -> Ints:
         """Return the shape for the kernels: (INPUTS + 1 + layers,) int64."""
         spec = self.spec
-        heads, holds = spec.head_sizes[:3], sum(spec.head_sizes[3:])
-        return np.array([*heads, holds, spec.observation.size, int(spec.activation == RELU), *self._padded], np.int64)
+        heads, batching_delays = spec.head_sizes[:3], sum(spec.head_sizes[3:])
+        return np.array(
+            [*heads, batching_delays, spec.observation.size, int(spec.activation == RELU), *self._padded], np.int64
+        )
 
     def pack(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Singles:
         """Pack tensors of `PolicyNetwork`'s names into one row; 0 without a value head, `KeyError` for others."""
@@ -110,13 +112,14 @@ class Experience:
         observation: (B, 2 + 3N) float32.
         server_mask: (B, N) bool.
         width_mask: (B, W) bool, of the chosen server.
-        actions: (B, 3) int64 indices of server, width and group; (B, 4) with that of the hold, if any.
+        actions: (B, 3) int64 indices of server, width and micro-batch size; (B, 4) with that of the batching delay, if
+            any.
         log_prob: (B,) Eq. 6 at sampling.
         eps: (B,) the exploration share at sampling.
         value: (B,) V_old(s).
         reward: (B,) R.
-        images: (B,) in the decision's block; 1 for a hold, whose reward is that of its oldest image.
-        hold_mask: (B, 1 + H) bool; (B, 0) if the policy may not hold.
+        images: (B,) in the decision's block; 1 for a batching delay, whose reward is that of its oldest image.
+        batching_delay_mask: (B, 1 + H) bool; (B, 0) if the policy may not hold.
     """
 
     observation: Floats
@@ -128,7 +131,7 @@ class Experience:
     value: Floats
     reward: Floats
     images: Floats
-    hold_mask: Bools
+    batching_delay_mask: Bools
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -140,13 +143,13 @@ class Experience:
 
 def empty(spec: PolicySpec, capacity: int) -> Experience:
     """Return this number of rows of zeros."""
-    servers, widths, _, *holds = spec.head_sizes
+    servers, widths, _, *batching_delays = spec.head_sizes
     return Experience(
         observation=np.zeros((capacity, spec.observation.size), np.float32),
         server_mask=np.zeros((capacity, servers), np.bool_),
         width_mask=np.zeros((capacity, widths), np.bool_),
         actions=np.zeros((capacity, len(spec.head_sizes)), np.int64),
-        hold_mask=np.zeros((capacity, sum(holds)), np.bool_),
+        batching_delay_mask=np.zeros((capacity, sum(batching_delays)), np.bool_),
         **{name: np.zeros(capacity, np.float32) for name in ("log_prob", "eps", "value", "reward", "images")},
     )
 
@@ -348,10 +351,10 @@ def _draw_head(logits: Singles, at: int, size: int, uniform: float) -> tuple[int
 
 
 @kernel
-def _mask_holds(logits: Singles, at: int, holds: int, may_hold: bool) -> None:
-    """Mask all outcomes but the first if no hold is allowed."""
-    if not may_hold:
-        for k in range(1, holds):
+def _mask_batching_delays(logits: Singles, at: int, batching_delays: int, may_delay: bool) -> None:
+    """Mask all outcomes but the first if no batching delay is allowed."""
+    if not may_delay:
+        for k in range(1, batching_delays):
             logits[at + k] = _MASKED
 
 
@@ -370,8 +373,8 @@ def act(
     value: Singles,
     server_mask: Bools,
     width_mask: Bools,
-    may_hold: Bools,
-    hold_mask: Bools,
+    may_delay: Bools,
+    batching_delay_mask: Bools,
 ) -> None:
     """Sample server, then width among those it can hold, then group (then hold, if any), for each of R decisions.
 
@@ -385,12 +388,12 @@ def act(
         uniforms: (R, 3 or 4) in [0, 1), one for each head.
         eps: the share of uniform exploration in the server head.
         scratch: `Layout.scratch` numbers.
-        actions, log_prob, value, server_mask, width_mask, hold_mask: the outputs, as in `Experience`.
-        may_hold: (R,) whether the candidates may be held.
+        actions, log_prob, value, server_mask, width_mask, batching_delay_mask: the outputs, as in `Experience`.
+        may_hold: (R,) whether the candidates may be delayed.
     """
     servers, widths = sizes[SERVERS], sizes[WIDTHS]
-    groups, holds = sizes[GROUPS], sizes[HOLDS]
-    logits = servers + widths + groups + holds
+    micro_batch_sizes, batching_delays = sizes[MICRO_BATCH_SIZES], sizes[BATCHING_DELAYS]
+    logits = servers + widths + micro_batch_sizes + batching_delays
     columns = sizes[len(sizes) - 1]
     memory, parameters = singles(scratch), singles(weights)
     inputs, bits = singles(observation), ints(codes.reshape(-1))
@@ -407,18 +410,22 @@ def act(
             code = bits[first + server]
             _mask_widths(memory, at + servers, widths, code)
             width, of_width = _draw_head(memory, at + servers, widths, uniforms[start + i, 1])
-            group, of_group = _draw_head(memory, at + servers + widths, groups, uniforms[start + i, 2])
+            micro_batch_size, of_micro_batch_size = _draw_head(
+                memory, at + servers + widths, micro_batch_sizes, uniforms[start + i, 2]
+            )
             actions[row, 0], actions[row, 1] = server, width
-            actions[row, 2] = group
-            of_all = of_server * of_width * of_group
-            if holds:
-                first_hold, may = at + servers + widths + groups, may_hold[start + i]
-                _mask_holds(memory, first_hold, holds, may)
-                hold, of_hold = _draw_head(memory, first_hold, holds, uniforms[start + i, 3])
-                actions[row, 3] = hold
-                of_all *= of_hold
-                for k in range(holds):
-                    hold_mask[row, k] = may or k == 0
+            actions[row, 2] = micro_batch_size
+            of_all = of_server * of_width * of_micro_batch_size
+            if batching_delays:
+                first_batching_delay, may = at + servers + widths + micro_batch_sizes, may_delay[start + i]
+                _mask_batching_delays(memory, first_batching_delay, batching_delays, may)
+                batching_delay, of_batching_delay = _draw_head(
+                    memory, first_batching_delay, batching_delays, uniforms[start + i, 3]
+                )
+                actions[row, 3] = batching_delay
+                of_all *= of_batching_delay
+                for k in range(batching_delays):
+                    batching_delay_mask[row, k] = may or k == 0
             log_prob[row] = np.float32(math.log(of_all))
             for k in range(servers):
                 server_mask[row, k] = bits[first + k] != 0
@@ -435,40 +442,41 @@ def decide(
     codes_step: int,
     uniforms: Reals,
     uniforms_at: int,
-    may_hold: bool,
+    may_delay: bool,
     greedy: bool,
     scratch: Singles,
 ) -> tuple[int, int, int, int]:
-    """Return a stored router's decision, for the input of `observe` in row 0: indices of server, width, group and hold.
+    """Return a stored router's decision, for the input of `observe` in row 0: indices of server, width, micro-batch
+    size and hold.
 
     All rows are raw memory (`jit.singles`, `jit.ints`, `jit.reals`); codes as in `act`, of server i at `codes_at + i
     codes_step`. Greedy: the most probable of each head, ties to the lowest index; otherwise sampled with the uniform
-    numbers at `uniforms_at`, one for each head. Without a fourth head the hold is 0.
+    numbers at `uniforms_at`, one for each head. Without a fourth head the batching delay is 0.
     """
     servers, widths = sizes[SERVERS], sizes[WIDTHS]
-    groups, holds = sizes[GROUPS], sizes[HOLDS]
+    micro_batch_sizes, batching_delays = sizes[MICRO_BATCH_SIZES], sizes[BATCHING_DELAYS]
     first = forward(weights, sizes, scratch, 1)
     second = first + servers
     third = second + widths
-    fourth = third + groups
-    hold = 0
-    if holds:
-        _mask_holds(scratch, fourth, holds, may_hold)
+    fourth = third + micro_batch_sizes
+    batching_delay = 0
+    if batching_delays:
+        _mask_batching_delays(scratch, fourth, batching_delays, may_delay)
     if greedy:
         _mask_servers(scratch, first, servers, codes, codes_at, codes_step)
         server = _largest(scratch, first, servers)
         _mask_widths(scratch, second, widths, codes[codes_at + server * codes_step])
-        if holds:
-            hold = _largest(scratch, fourth, holds)
-        return server, _largest(scratch, second, widths), _largest(scratch, third, groups), hold
+        if batching_delays:
+            batching_delay = _largest(scratch, fourth, batching_delays)
+        return server, _largest(scratch, second, widths), _largest(scratch, third, micro_batch_sizes), batching_delay
     at = uniforms_at
     server, _ = _draw_server(scratch, first, servers, codes, codes_at, codes_step, 0.0, uniforms[at])
     _mask_widths(scratch, second, widths, codes[codes_at + server * codes_step])
     width, _ = _draw_head(scratch, second, widths, uniforms[at + 1])
-    group, _ = _draw_head(scratch, third, groups, uniforms[at + 2])
-    if holds:
-        hold, _ = _draw_head(scratch, fourth, holds, uniforms[at + 3])
-    return server, width, group, hold
+    micro_batch_size, _ = _draw_head(scratch, third, micro_batch_sizes, uniforms[at + 2])
+    if batching_delays:
+        batching_delay, _ = _draw_head(scratch, fourth, batching_delays, uniforms[at + 3])
+    return server, width, micro_batch_size, batching_delay
 
 
 @entry
@@ -479,15 +487,15 @@ def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: 
         weights, sizes, scratch: the network.
         limits_w: (N,) each server's power limit.
         view: (6 + 4N,): three uniform numbers (four with a fourth head: 7 + 4N), the FIFO's length, requests completed,
-            whether the candidates may be held; then for each server its outstanding requests, power in watts,
+            whether the candidates may be delayed; then for each server its outstanding requests, power in watts,
             utilization, and its code (the bits of an int64 here).
         greedy: as in `decide`.
     """
     parameters, memory = singles(weights), singles(scratch)
     numbers, codes = reals(view), ints(view)
-    servers, holds = sizes[SERVERS], sizes[HOLDS]
+    servers, batching_delays = sizes[SERVERS], sizes[BATCHING_DELAYS]
     of_server = 4
-    of_view = 4 if holds else 3
+    of_view = 4 if batching_delays else 3
     first = of_view + 3
     memory[0] = np.float32(math.log1p(numbers[of_view]))
     memory[1] = np.float32(math.log1p(numbers[of_view + 1]))
@@ -498,12 +506,12 @@ def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: 
         memory[4 + 3 * server] = np.float32(numbers[at + 2])
     for k in range(sizes[OBSERVED], sizes[INPUTS]):
         memory[k] = _ZERO
-    may_hold = numbers[of_view + 2] > 0
-    server, width, group, hold = decide(
-        parameters, sizes, codes, first + 3, of_server, numbers, 0, may_hold, greedy, memory
+    may_delay = numbers[of_view + 2] > 0
+    server, width, micro_batch_size, batching_delay = decide(
+        parameters, sizes, codes, first + 3, of_server, numbers, 0, may_delay, greedy, memory
     )
-    choice = (server * sizes[WIDTHS] + width) * sizes[GROUPS] + group
-    return choice * holds + hold if holds else choice
+    choice = (server * sizes[WIDTHS] + width) * sizes[MICRO_BATCH_SIZES] + micro_batch_size
+    return choice * batching_delays + batching_delay if batching_delays else choice
 
 
 # --------------------------------------------------------------------------------------------------- a stored router
@@ -539,12 +547,12 @@ class CompiledRouter:
         self.weights, self.sizes = layout.pack(tensors), layout.sizes()
         self.limits_w = np.array(spec.power_limits_w)
         self.scratch = np.zeros(layout.scratch, np.float32)
-        self._choices = [Choice(*each) for each in product(range(spec.servers), spec.widths, spec.groups)]
+        self._choices = [Choice(*each) for each in product(range(spec.servers), spec.widths, spec.micro_batch_sizes)]
         self._heads, self._waits = len(spec.head_sizes), spec.waits
         self._pages: dict[int, _Page] = {}
         self._decide(_Page(spec.servers, self._heads), True)  # compiles now rather than at the first decision
 
-    def choose(self, view: ClusterView, rng: np.random.Generator, greedy: bool) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator, greedy: bool) -> Choice | BatchingDelay:
         """Decide about a view of N servers; draws a number for each head unless greedy."""
         page = self._pages.get(view.head.segment)
         if page is None:
@@ -554,9 +562,9 @@ class CompiledRouter:
             rng.random(out=page.uniforms)
         joint = self._decide(page, greedy)
         if self._waits.choices:
-            joint, hold = divmod(joint, self._waits.choices)
-            if hold:
-                return self._waits.hold(hold, view)
+            joint, batching_delay = divmod(joint, self._waits.choices)
+            if batching_delay:
+                return self._waits.batching_delay(batching_delay, view)
         return self._choices[joint]
 
     def _read(self, view: ClusterView, page: _Page) -> None:

@@ -21,7 +21,7 @@ from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import Floats
 from policies.ppo.spec import RELU, PolicySpec
-from policies.vocabulary import Choice, ClusterView, Hold
+from policies.vocabulary import BatchingDelay, Choice, ClusterView
 
 if TYPE_CHECKING:
     from policies.ppo.kernels import CompiledRouter
@@ -53,7 +53,7 @@ class PPORouter:
         self._require_chain()
         self._compiled: CompiledRouter | None = None
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         """Decide; draws a number for each head from `rng` unless deterministic."""
         if len(view.servers) != self.spec.servers:
             problem = f"trained for {self.spec.servers} servers, asked about {len(view.servers)}"
@@ -152,7 +152,7 @@ class EndlessRouter:
         self._router, self._stretch_ns = router, stretch_ns
         self._until_ns = self._before = 0
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         """See `RoutingPolicy`."""
         if view.now_ns >= self._until_ns:
             self._until_ns = view.now_ns + self._stretch_ns - view.now_ns % self._stretch_ns

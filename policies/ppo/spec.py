@@ -28,7 +28,8 @@ class PolicySpec:
         groups: the group sizes, ascending.
         power_limits_w: (N,) each server's device power limit.
         devices: (N,) the names of the servers' devices, or empty if they are unknown.
-        holds_s: (H,) the waits to choose from, ascending; if empty there is no fourth head, and no hold.
+        batching_delays_s: (H,) the waits to choose from, ascending; if empty there is no fourth head, and no batching
+            delay.
         activation: the activation after each layer but the last: `TANH` or `RELU`.
 
     Raises `ValueError` if waits do not ascend, one is below a nanosecond or infinite, or the activation is unknown.
@@ -36,16 +37,16 @@ class PolicySpec:
 
     segments: int
     widths: tuple[float, ...]
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
     power_limits_w: tuple[float, ...]
     devices: tuple[str, ...] = ()
-    holds_s: tuple[float, ...] = ()
+    batching_delays_s: tuple[float, ...] = ()
     activation: str = TANH
 
     def __post_init__(self) -> None:
-        problem = problem_with(self.holds_s, inf)
+        problem = problem_with(self.batching_delays_s, inf)
         if problem:
-            raise ValueError(f"holds_s: {problem}")
+            raise ValueError(f"batching_delays_s: {problem}")
         if self.activation not in (TANH, RELU):
             raise ValueError(f"activation {self.activation!r:.40}; known are {TANH} and {RELU}")
 
@@ -55,13 +56,13 @@ class PolicySpec:
         config: RouterConfig,
         power_limits_w: tuple[float, ...],
         devices: tuple[str, ...] = (),
-        holds_s: tuple[float, ...] = (),
+        batching_delays_s: tuple[float, ...] = (),
     ) -> PolicySpec:
         """Return the shape that fits a router core's settings."""
         for name, items in (("power limits", power_limits_w), ("devices", devices)):
             if len(items) != config.servers and (items or name == "power limits"):
                 raise ValueError(f"{config.servers} servers, but {len(items)} {name}")
-        return cls(config.segments, config.widths, config.groups, power_limits_w, devices, holds_s)
+        return cls(config.segments, config.widths, config.micro_batch_sizes, power_limits_w, devices, batching_delays_s)
 
     @property
     def servers(self) -> int:
@@ -76,13 +77,13 @@ class PolicySpec:
     @property
     def waits(self) -> Waits:
         """The choices of the fourth head."""
-        return Waits.of(self.holds_s, self.groups)
+        return Waits.of(self.batching_delays_s, self.micro_batch_sizes)
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
         """(N, W, G), and 1 + H if there are waits."""
-        holds = (1 + len(self.holds_s),) if self.holds_s else ()
-        return self.servers, len(self.widths), len(self.groups), *holds
+        batching_delays = (1 + len(self.batching_delays_s),) if self.batching_delays_s else ()
+        return self.servers, len(self.widths), len(self.micro_batch_sizes), *batching_delays
 
     def require(self, config: RouterConfig, source: str, devices: Sequence[str] = ()) -> None:
         """Raise `InputError` naming `source` if this router was trained for another cluster.
@@ -94,7 +95,7 @@ class PolicySpec:
             "servers": (config.servers, self.servers),
             "segments": (config.segments, self.segments),
             "widths": (list(config.widths), list(self.widths)),
-            "groups": (list(config.groups), list(self.groups)),
+            "micro_batch_sizes": (list(config.micro_batch_sizes), list(self.micro_batch_sizes)),
         }
         wrong = [f"{name}: expected {need}, found {own}" for name, (need, own) in pairs.items() if need != own]
         if len(devices) == len(self.devices) and not all(map(_is_same_device, devices, self.devices)):
@@ -106,8 +107,8 @@ class PolicySpec:
     def to_json(self) -> str:
         """Return the text that `from_json` reads back."""
         settings = asdict(self)
-        if not self.holds_s:
-            del settings["holds_s"]  # as in existing files
+        if not self.batching_delays_s:
+            del settings["batching_delays_s"]  # as in existing files
         if self.activation == TANH:
             del settings["activation"]
         return json.dumps(settings)

@@ -5,8 +5,8 @@ or the hardware. A router has at most private memory (the round robin's turn), s
 the lowest server index.
 
 So that other code can reproduce a decision to the last bit: random numbers are drawn one `rng.random()` at a time, in
-the order server, width, group; expected times are rounded to whole nanoseconds before they are added or compared
-(`rule_context`); other sums are plain, from left to right.
+the order server, width, micro-batch size; expected times are rounded to whole nanoseconds before they are added or
+compared (`rule_context`); other sums are plain, from left to right.
 
     rule_context  the data from which a rule is built: expected times, speeds, efficient width tuples, working sets
     rule_parts    placements, widths, groups

@@ -4,10 +4,10 @@ Times are in units: the time of a full-width batch of `UNIT_BATCH` through all s
 decision answers two questions.
 
 *Which width tuple?* The one that is worth its device time at the present price: accuracy per device time. The price's
-logarithm is `level`, and rises with the load. The block runs at that tuple's width.
+logarithm is `level`, and rises with the load. The micro-batch runs at that tuple's width.
 
-*Which server?* That with the least expected time until the block ends: outstanding work, coming work, transfer and the
-block's batch, less a bonus for staying.
+*Which server?* That with the least expected time until the micro-batch ends: outstanding work, coming work, transfer
+and the micro-batch's batch, less a bonus for staying.
 
 New images wait automatically at the first segment for larger batches (`policies.router_queue`).
 """
@@ -42,12 +42,13 @@ from policies.rules.rule_context import (
 )
 from policies.rules.rule_params import POINT, From0, Reals, RuleSpec, Space, holding
 from policies.rules.rule_parts import ControlSpec, held_width
-from policies.vocabulary import Choice, ClusterView, HoldRule, WorkKey
+from policies.vocabulary import BatchingDelayRule, Choice, ClusterView, WorkKey
 
 UNIT_BATCH: Final = 8
 FEW: Final = 8.0  # requests: from here on the load enters by its logarithm
 MAX_LOG_PRICE: Final = 20.0  # in both directions
-UNITS_OF_HOST: Final = 9.4  # a unit over the host's time for an image: above it a hold for the host lasts longer
+# a unit over the host's time for an image: above it a batching delay for the host lasts longer
+UNITS_OF_HOST: Final = 9.4
 REMEMBERED: Final = 4.0  # units after which coming work is forgotten
 
 
@@ -58,9 +59,10 @@ class Numbers(StrictModel):
         level: the logarithm of the price of an empty cluster.
         rise: what it has more for each e-fold of 1 + (requests per server) / `FEW`.
         stay: by how many units another server must be quicker than that where the activations are.
-        hold_arrivals: new images wait until so many have come as arrive in so many units for each block that a server
-            may have, so that devices have large batches;
-        hold_host: or as arrive while the router's host decides an image's whole way if it is alone in its blocks, so
+        batching_delay_arrivals: new images wait until so many have come as arrive in so many units for each micro-batch
+            that a server may have, so that devices have large batches;
+        batching_delay_host: or as arrive while the router's host decides an image's whole way if it is alone in its
+            micro-batches, so
             many times: at 1 the host would be just busy. The larger number counts.
         hold_units: if a unit is more than `UNITS_OF_HOST` times what the host takes, that grows by the rest to this
             power.
@@ -69,9 +71,9 @@ class Numbers(StrictModel):
     level: float = -5.7
     rise: From0 = 2.2
     stay: float = 0.7
-    hold_arrivals: From0 = 2.0
-    hold_host: From0 = 1.7
-    hold_units: From0 = 0.35
+    batching_delay_arrivals: From0 = 2.0
+    batching_delay_host: From0 = 1.7
+    batching_delay_units: From0 = 0.35
 
     @classmethod
     def of_vector(cls, values: Reals) -> Numbers:
@@ -88,7 +90,7 @@ class Numbers(StrictModel):
 
 
 SPREAD: Final = Numbers(  # how far a search looks
-    level=0.4, rise=0.4, stay=0.3, hold_arrivals=0.6, hold_host=0.3, hold_units=0.1
+    level=0.4, rise=0.4, stay=0.3, batching_delay_arrivals=0.6, batching_delay_host=0.3, batching_delay_units=0.1
 ).to_vector()
 
 
@@ -102,7 +104,7 @@ def log_price(weights: Numbers, load: float, shift: float) -> float:
 
 
 def units_until_end(weights: Numbers, work: float, to_come: float, moved: float, batch: float, is_here: bool) -> float:
-    """Return the units until the block ends at a server, less the bonus for staying."""
+    """Return the units until the micro-batch ends at a server, less the bonus for staying."""
     return work + to_come + moved + batch - (weights.stay if is_here else 0.0)
 
 
@@ -150,7 +152,7 @@ class Compass(Steered):
 
     costs: CostModel
     widths: tuple[float, ...]
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
     weights: Numbers
     priced: tuple[PricedRungs, ...]
     unit_ns: float
@@ -160,12 +162,12 @@ class Compass(Steered):
     servers: list[Coming] = field(default_factory=list)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide for the view's candidate block; draws no random numbers."""
+        """Decide for the view's candidate micro-batch; draws no random numbers."""
         priced = self.priced[view.head.service_class]
         target = priced.rungs[self._rung(view, priced)][view.head.segment - 1]
-        images = min(self.groups[-1], view.candidates)
+        images = min(self.micro_batch_sizes[-1], view.candidates)
         least = inf
-        choice = Choice(0, target, self.groups[-1])
+        choice = Choice(0, target, self.micro_batch_sizes[-1])
         for index in looked_at(view):
             server, coming = view.servers[index], self.servers[index]
             passed = (view.now_ns - coming.seen_ns) / self.unit_ns
@@ -175,7 +177,7 @@ class Compass(Steered):
                 width = held_width(self.widths, server.widths, target)
                 units = self._units_until_end(view, index, width, images)
                 if units < least:
-                    least, choice = units, Choice(index, width, self.groups[-1])
+                    least, choice = units, Choice(index, width, self.micro_batch_sizes[-1])
         self._note(view, choice, images)
         return choice
 
@@ -206,7 +208,7 @@ class Compass(Steered):
         )
 
     def _note(self, view: ClusterView, choice: Choice, images: int) -> None:
-        """Update the work to come where the block goes and where it was."""
+        """Update the work to come where the micro-batch goes and where it was."""
         location = view.head.location
         remaining, step = (self.segments - view.head.segment) / self.segments, 1 / self.segments
         if location >= 0:
@@ -241,10 +243,14 @@ class CompassRule(RuleSpec):
         return self.model_copy(update={"numbers": numbers, "control": None})
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """See `RuleSpec`; a `hold` of the file replaces the numbers'."""
+        """See `RuleSpec`; a `batching_delay` of the file replaces the numbers'."""
         router = self.chooser(context, source, key)
-        hold = self.hold.rule() if self.hold is not None else hold_of(router.weights, context, router.unit_ns)
-        return holding(router, hold, context)
+        batching_delay = (
+            self.batching_delay.rule()
+            if self.batching_delay is not None
+            else batching_delay_of(router.weights, context, router.unit_ns)
+        )
+        return holding(router, batching_delay, context)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> Compass:
         """See `RuleSpec`."""
@@ -263,7 +269,7 @@ class CompassRule(RuleSpec):
         return Compass(
             costs=context.costs,
             widths=config.widths,
-            groups=self.groups(config, source, key),
+            micro_batch_sizes=self.micro_batch_sizes(config, source, key),
             weights=numbers,
             priced=tuple(priced[model] for model in config.class_models),
             unit_ns=unit_ns,
@@ -298,13 +304,15 @@ def unit_of(context: RouterContext) -> float:
     return whole_ns / (len(servers) * len(models))
 
 
-def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRule:
+def batching_delay_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> BatchingDelayRule:
     """Return the rule by which new images wait, no longer than the core allows."""
     config = context.config
-    later, host_ns = [0] * (config.segments - 1), config.segments * context.block_ns
-    block_ns = unit_ns / config.servers / config.outstanding_blocks
-    arrivals_ns = numbers.hold_arrivals * block_ns
+    later, host_ns = [0] * (config.segments - 1), config.segments * context.micro_batch_ns
+    micro_batch_ns = unit_ns / config.servers / config.outstanding_micro_batches
+    arrivals_ns = numbers.batching_delay_arrivals * micro_batch_ns
     if host_ns:
-        longer = max(1.0, unit_ns / (UNITS_OF_HOST * host_ns)) ** numbers.hold_units
-        arrivals_ns = max(arrivals_ns, numbers.hold_host * host_ns * longer)
-    return HoldRule((1,) * config.segments, (config.max_batching_delay_ns, *later), (round(arrivals_ns), *later))
+        longer = max(1.0, unit_ns / (UNITS_OF_HOST * host_ns)) ** numbers.batching_delay_units
+        arrivals_ns = max(arrivals_ns, numbers.batching_delay_host * host_ns * longer)
+    return BatchingDelayRule(
+        (1,) * config.segments, (config.max_batching_delay_ns, *later), (round(arrivals_ns), *later)
+    )

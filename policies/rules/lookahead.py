@@ -1,4 +1,4 @@
-"""A lookahead of a few blocks: each choice is evaluated by the ends of its block and of the next ones.
+"""A lookahead of a few micro-batches: each choice is evaluated by the ends of its micro-batch and of the next ones.
 
 This is model-predictive control with a minimal model, from expected costs and without learning: the known state of the
 cluster is rolled out for every choice, and only the first step is executed.
@@ -37,9 +37,10 @@ class Lookahead(Steered):
     """The choice of server and width with the least mean latency of this and the next blocks, less the accuracy's
     worth.
 
-    The block ends after the server's outstanding work, the transfer and its batch. The next work is the images that
-    wait, and those expected within the horizon at the rate seen, at each of their segments. It is split into equal
-    lots, `blocks` for each server that is up, placed one after the other at the server that ends each first, at the
+    The micro-batch ends after the server's outstanding work, the transfer and its batch. The next work is the images
+    that wait, and those expected within the horizon at the rate seen, at each of their segments. It is split into equal
+    lots, `micro_batches` for each server that is up, placed one after the other at the server that ends each first, at
+    the
     mean cost of the same width: a width taken now would be taken next, too. Ties go to the first server, and to its
     narrowest width.
 
@@ -56,23 +57,23 @@ class Lookahead(Steered):
 
     costs: CostModel
     widths: tuple[float, ...]
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
     image_ns: tuple[tuple[int, ...], ...]
     worth_ns: tuple[tuple[int, ...], ...]
     horizon_s: float
     weight: float
-    blocks: int
+    micro_batches: int
     control: GoalControl | None = None
     rate_img_s: float = 0.0
     arrived: int = 0
     seen_ns: int = 0
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide for the view's candidate block; draws no random numbers."""
+        """Decide for the view's candidate micro-batch; draws no random numbers."""
         self._remember(view)
-        images = min(self.groups[-1], view.candidates)
+        images = min(self.micro_batch_sizes[-1], view.candidates)
         arriving = int(self.rate_img_s * self.horizon_s * len(self.worth_ns))
-        count = self.blocks * sum(is_up(server) for server in view.servers)
+        count = self.micro_batches * sum(is_up(server) for server in view.servers)
         lots = in_lots(max(0, view.fifo_length - images) + arriving, count)
         busy_ns = [outstanding_ns(self.costs, view, index) for index in range(len(view.servers))]
         choices = [
@@ -87,7 +88,7 @@ class Lookahead(Steered):
         if control is not None:
             widths = [each for _, each in choices]  # widths that no server can take are not part of its dial
             control.end = end_of_dial(max(widths) - width, max(widths) - min(widths) + 1)
-        return Choice(server, self.widths[width], self.groups[-1])
+        return Choice(server, self.widths[width], self.micro_batch_sizes[-1])
 
     def _remember(self, view: ClusterView) -> None:
         arrived = view.completed + view.fifo_length + sum(server.outstanding_requests for server in view.servers)
@@ -130,7 +131,7 @@ def in_lots(images: int, count: int) -> list[int]:
 
 
 class LookaheadRule(RuleSpec):
-    """The best of the next few blocks (`Lookahead`). It places itself.
+    """The best of the next few micro-batches (`Lookahead`). It places itself.
 
     Attributes:
         worth_s: the latency that a point of accuracy (0.01) is worth; a hundredth of the latency target that `slackfit`
@@ -146,7 +147,7 @@ class LookaheadRule(RuleSpec):
     worth_s: Above0 | None = None
     horizon_s: Annotated[float, Field(gt=0, le=60)] = 0.01
     weight: From0 = 1.0
-    blocks: Annotated[int, Field(ge=1, le=8)] = 1
+    micro_batches: Annotated[int, Field(ge=1, le=8)] = 1
     control: ControlSpec | None = None
 
     @classmethod
@@ -180,12 +181,12 @@ class LookaheadRule(RuleSpec):
         return Lookahead(
             costs=costs,
             widths=config.widths,
-            groups=self.groups(config, source, key),
+            micro_batch_sizes=self.micro_batch_sizes(config, source, key),
             image_ns=image_ns,
             worth_ns=tuple(tuple(round(worth_s * NS_PER_S * value / POINT) for value in row) for row in accuracy),
             horizon_s=self.horizon_s,
             weight=self.weight,
-            blocks=self.blocks,
+            micro_batches=self.micro_batches,
             control=None if self.control is None else self.control.make(config, source, key, MAX_STRETCH),
         )
 

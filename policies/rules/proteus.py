@@ -159,7 +159,7 @@ class Milp:
     """
 
     widths: tuple[float, ...]
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
     tuples: tuple[tuple[float, ...], ...]
     accuracy: tuple[float, ...]
     capacity_img_s: tuple[tuple[float, ...], ...]
@@ -175,15 +175,15 @@ class Milp:
         self._follow(plan(inf, self.capacity_img_s, self.accuracy))
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide for the view's candidate block."""
+        """Decide for the view's candidate micro-batch."""
         if view.now_ns - self.since_ns >= self.period_ns:
             self.plan_anew(view)
-        group = self.groups[-1]
+        micro_batch_size = self.micro_batch_sizes[-1]
         location = view.head.location
         stays = location >= 0 and view.servers[location].valid
-        server = location if stays else self._place(view, min(group, view.candidates))
+        server = location if stays else self._place(view, min(micro_batch_size, view.candidates))
         target = self.tuples[self.plan.choice[server]][view.head.segment - 1]
-        return Choice(server, held_width(self.widths, view.servers[server].widths, target), group)
+        return Choice(server, held_width(self.widths, view.servers[server].widths, target), micro_batch_size)
 
     def _place(self, view: ClusterView, images: int) -> int:
         """Return the server that is furthest behind its share; one without a share only if there are no others."""
@@ -215,13 +215,13 @@ class Milp:
 
 
 def is_up(server: ServerView) -> bool:
-    """Return whether a server seems up: one that could hold the block, but takes none and has none, seems down."""
-    return server.valid or server.outstanding_blocks > 0 or not any(server.widths)
+    """Return whether a server seems up: one that has room, but takes no micro-batch and has none, seems down."""
+    return server.valid or server.outstanding_micro_batches > 0 or not any(server.widths)
 
 
 def make_milp(
     context: RouterContext,
-    groups: tuple[int, ...],
+    micro_batch_sizes: tuple[int, ...],
     period_s: float,
     headroom: float,
     utilization: float,
@@ -248,7 +248,9 @@ def make_milp(
         for server in range(config.servers)
     )
     accuracy = tuple(context.prior.top1[widths] for widths in tuples)
-    return Milp(config.widths, groups, tuples, accuracy, capacity, round(period_s * NS_PER_S), headroom, clear_s)
+    return Milp(
+        config.widths, micro_batch_sizes, tuples, accuracy, capacity, round(period_s * NS_PER_S), headroom, clear_s
+    )
 
 
 class MilpRule(RuleSpec):
@@ -288,8 +290,8 @@ class MilpRule(RuleSpec):
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`."""
         self.check(context.config, source, key)
-        groups = self.groups(context.config, source, key)
+        micro_batch_sizes = self.micro_batch_sizes(context.config, source, key)
         try:
-            return make_milp(context, groups, self.period_s, self.headroom, self.utilization, self.clear_s)
+            return make_milp(context, micro_batch_sizes, self.period_s, self.headroom, self.utilization, self.clear_s)
         except ValueError as error:
             raise InputError(source, key, str(error)) from None

@@ -7,7 +7,7 @@ Different from INFaaS: variants are width tuples of one network that is loaded a
 cost; the cost is expected device time, not money; there is nothing to rent, so neither horizontal scaling nor a choice
 of hardware; and room is used to gain accuracy above the floor, for which INFaaS has no reason.
 
-SlackFit (`SlackFitRule`): width and group by the block's slack.
+SlackFit (`SlackFitRule`): width and group by the micro-batch's slack.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Variants:
     """A variant for each server, one step cheaper or better at a time, according to a request's expected wait.
 
     The wait expected at a server is its outstanding work, and the FIFO's as if it were shared by speed. Above `down_ns`
-    the server steps one variant down (cheaper), below `up_ns` one up (better); it keeps each for `hold_ns` at least. If
-    `leap` is above 1, at n times `down_ns` it steps n variants down, up to `leap`. Repeated calls at the same time
-    return the same, so a placement may ask for every server's width.
+    the server steps one variant down (cheaper), below `up_ns` one up (better); it keeps each for `dwell_ns` at
+    least. If `leap` is above 1, at n times `down_ns` it steps n variants down, up to `leap`. Repeated calls at the same
+    time return the same, so a placement may ask for every server's width.
 
     Attributes:
         variants: for each server, width tuples, the best first.
@@ -64,17 +64,17 @@ class Variants:
     waiting_ns: int
     up_ns: int
     down_ns: int
-    hold_ns: int
+    dwell_ns: int
     leap: int = 1
     levels: list[int] = field(init=False)
     since_ns: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.levels = [len(variants) - 1 for variants in self.variants]
-        self.since_ns = [-self.hold_ns for _ in self.variants]  # free to step at once
+        self.since_ns = [-self.dwell_ns for _ in self.variants]  # free to step at once
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """Return the width for the view's candidate block on that server."""
+        """Return the width for the view's candidate micro-batch on that server."""
         step = self._step(view, server)
         if step != 0:
             self.levels[server] += step
@@ -83,7 +83,7 @@ class Variants:
         return held_width(self.widths, view.servers[server].widths, target)
 
     def _step(self, view: ClusterView, server: int) -> int:
-        if view.now_ns - self.since_ns[server] < self.hold_ns:
+        if view.now_ns - self.since_ns[server] < self.dwell_ns:
             return 0
         wait_ns = outstanding_ns(self.costs, view, server) + view.fifo_length * self.waiting_ns
         cheaper = len(self.variants[server]) - 1 - self.levels[server]
@@ -98,7 +98,7 @@ def make_variants(
     target_s: float,
     up: float,
     down: float,
-    hold_s: float | None = None,
+    dwell_s: float | None = None,
     leap: int = 1,
 ) -> Variants:
     """Create the rule for a cluster: on each server the efficient tuples that keep the floor and, alone, the latency
@@ -137,7 +137,7 @@ def make_variants(
         waiting_ns=round(NS_PER_S / (total * config.segments)),
         up_ns=round(up * target_ns),
         down_ns=round(down * target_ns),
-        hold_ns=max(target_ns if hold_s is None else round(hold_s * NS_PER_S), 1),
+        dwell_ns=max(target_ns if dwell_s is None else round(dwell_s * NS_PER_S), 1),
         leap=leap,
     )
 
@@ -161,7 +161,7 @@ class InfaasRule(PlacedRule):
     target_s: Above0 | None = None
     up: From0 = 0.02
     down: Above0 = 0.1
-    hold_s: From0 | None = None
+    dwell_s: From0 | None = None
     leap: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="after")
@@ -173,7 +173,8 @@ class InfaasRule(PlacedRule):
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of logarithms of `down`, of the target, and of up over down; the cheapest variant's
-        accuracy, in points; the logarithm of the hold over the target, and the number of variants in a leap beyond one.
+        accuracy, in points; the logarithm of the batching delay over the target, and the number of variants in a leap
+        beyond one.
 
         At the floor itself that accuracy is always kept.
         """
@@ -185,7 +186,14 @@ class InfaasRule(PlacedRule):
             down, accuracy = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
             target_s, up = exp(values[1]), down * min(0.95, exp(values[2]))
             leap = 1 + min(max(round(float(values[5])), 0), VARIANTS - 2)
-            return cls(target_s=target_s, down=down, up=up, floor=accuracy, hold_s=target_s * exp(values[4]), leap=leap)
+            return cls(
+                target_s=target_s,
+                down=down,
+                up=up,
+                floor=accuracy,
+                dwell_s=target_s * exp(values[4]),
+                leap=leap,
+            )
 
         starts = [np.where(np.arange(6) == 3, least / POINT, start), start]
         return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0]), rule, starts)
@@ -201,7 +209,7 @@ class InfaasRule(PlacedRule):
         self.check(context.config, source, key)
         target_s = default_target_s(context) if self.target_s is None else self.target_s
         try:
-            width = make_variants(context, self.floor, target_s, self.up, self.down, self.hold_s, self.leap)
+            width = make_variants(context, self.floor, target_s, self.up, self.down, self.dwell_s, self.leap)
         except ValueError as error:
             raise InputError(source, key, str(error)) from None
         return self._composed(context, width, source, key)
@@ -212,11 +220,11 @@ SLACK_BUCKETS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SlackFit:
-    """After SuperServe (Khare et al. 2025, SlackFit): the block's slack picks a bucket of expected latency.
+    """After SuperServe (Khare et al. 2025, SlackFit): the micro-batch's slack picks a bucket of expected latency.
 
     The choices (width, group) of the placed server are put into evenly spaced buckets of their expected latency. The
-    last bucket that fits the slack completely is taken, or the first if none does; in it, the largest group, then the
-    widest width. So a long slack allows width if the queue is short, and batching if it is long.
+    last bucket that fits the slack completely is taken, or the first if none does; in it, the largest micro-batch, then
+    the widest width. So a long slack allows width if the queue is short, and batching if it is long.
 
     Slack = the segment's share of the latency target, less the wait of the oldest candidate so far, less the server's
     outstanding work and the transfer.
@@ -228,11 +236,11 @@ class SlackFit:
     placement: Placement
     costs: CostModel
     widths: tuple[float, ...]
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
     share_ns: int
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide for the view's candidate block."""
+        """Decide for the view's candidate micro-batch."""
         server = self.placement(view, rng)
         options = self._options(view, server)
         first_ns = min(latency_ns for latency_ns, _, _ in options)
@@ -244,20 +252,20 @@ class SlackFit:
         busy_ns = outstanding_ns(self.costs, view, server)
         slack_ns = self.share_ns - waited_ns - busy_ns - transfer_ns(self.costs, view, server)
         fitting = [number for number, bucket in buckets.items() if max(bucket)[0] <= slack_ns]
-        _, group, width = max(buckets[max(fitting, default=0)], key=lambda option: option[1:])
-        return Choice(server, width, group)
+        _, micro_batch_size, width = max(buckets[max(fitting, default=0)], key=lambda option: option[1:])
+        return Choice(server, width, micro_batch_size)
 
     def _options(self, view: ClusterView, server: int) -> list[tuple[int, int, float]]:
         """Return (expected latency in ns, group, width); groups beyond the first that takes all candidates change
         nothing."""
-        groups = [size for size in self.groups if size < view.candidates]
-        groups += [size for size in self.groups if size >= view.candidates][:1]
+        micro_batch_sizes = [size for size in self.micro_batch_sizes if size < view.candidates]
+        micro_batch_sizes += [size for size in self.micro_batch_sizes if size >= view.candidates][:1]
         held = zip(self.widths, view.servers[server].widths, strict=True)
-        keys = [WorkKey(view.head.segment, width, view.head.previous_width) for width, holds in held if holds]
+        keys = [WorkKey(view.head.segment, width, view.head.previous_width) for width, fits in held if fits]
         return [
-            (batch_ns(self.costs, server, key, min(group, view.candidates)), group, key.width)
+            (batch_ns(self.costs, server, key, min(micro_batch_size, view.candidates)), micro_batch_size, key.width)
             for key in keys
-            for group in groups
+            for micro_batch_size in micro_batch_sizes
         ]
 
 
@@ -289,5 +297,5 @@ class SlackFitRule(PlacedRule):
         placement = make_placement(self.placement, context, expected)
         target_s = default_target_s(context) if self.target_s is None else self.target_s
         share_ns = round(target_s * NS_PER_S / config.segments)
-        groups = self.groups(config, source, key)
-        return SlackFit(placement, context.costs, config.widths, groups, share_ns)
+        micro_batch_sizes = self.micro_batch_sizes(config, source, key)
+        return SlackFit(placement, context.costs, config.widths, micro_batch_sizes, share_ns)

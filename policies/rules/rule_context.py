@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.goal_control import GoalControl, Steered
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import AccuracyPrior, CostModel, RouterConfig, nests_of
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, ServerView, WorkKey
 
@@ -28,7 +28,7 @@ from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, 
 
 Placement = Callable[[ClusterView, np.random.Generator], int]
 WidthRule = Callable[[ClusterView, int, np.random.Generator], float]
-GroupRule = Callable[[ClusterView, np.random.Generator], int]
+MicroBatchSizeRule = Callable[[ClusterView, np.random.Generator], int]
 WorkingSet = tuple[tuple[bool, ...], ...]
 """(segments, widths) which widths a server may serve."""
 
@@ -43,7 +43,7 @@ class RouterContext:
         prior: p_acc of Eq. 7.
         power_limits_w: (N,) each server's device power limit.
         deadline_s: end-to-end latency target, if the scenario has one (`slackfit` and `infaas` use it).
-        block_ns: the host's time for a block, decided and returned, beyond its images.
+        block_ns: the host's time for a micro-batch, decided and returned, beyond its images.
         working_sets: (N, S, W) which widths each server may serve, so that all its instances fit together
             (`working_sets`); empty if no server is limited.
     """
@@ -53,7 +53,7 @@ class RouterContext:
     prior: AccuracyPrior
     power_limits_w: tuple[float, ...]
     deadline_s: float | None = None
-    block_ns: int = 0
+    micro_batch_ns: int = 0
     working_sets: tuple[WorkingSet, ...] = ()
 
 
@@ -63,7 +63,7 @@ class ComposedRouter(Steered):
 
     placement: Placement
     width: WidthRule
-    group: GroupRule
+    micro_batch_size: MicroBatchSizeRule
 
     @property
     def control(self) -> GoalControl | None:
@@ -71,10 +71,10 @@ class ComposedRouter(Steered):
         return getattr(self.width, "control", None)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide for the view's candidate block."""
+        """Decide for the view's candidate micro-batch."""
         server = self.placement(view, rng)
         width = self.width(view, server, rng)
-        return Choice(server, width, self.group(view, rng))
+        return Choice(server, width, self.micro_batch_size(view, rng))
 
 
 def drawn(count: int, rng: np.random.Generator) -> int:
@@ -88,8 +88,8 @@ def looked_at(view: ClusterView) -> Sequence[int]:
 
 
 def is_up(server: ServerView) -> bool:
-    """Return whether a server seems up: one that can't take a block and has none seems down."""
-    return server.valid or server.outstanding_blocks > 0
+    """Return whether a server seems up: one that can't take a micro-batch and has none seems down."""
+    return server.valid or server.outstanding_micro_batches > 0
 
 
 # ------------------------------------------------------------------------------------------------------- expected costs
@@ -111,7 +111,7 @@ def batch_ns(costs: CostModel, server: int, key: WorkKey, batch: int) -> int:
 
 
 def transfer_ns(costs: CostModel, view: ClusterView, server: int) -> int:
-    """Return the expected time to transfer the candidates' inputs to a server; 0 for all if a block may mix
+    """Return the expected time to transfer the candidates' inputs to a server; 0 for all if a micro-batch may mix
     locations."""
     head = view.head
     if head.location == ANYWHERE:
@@ -178,12 +178,12 @@ def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -
 def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tuple[float, ...], float]:
     """Return the accuracy of each width tuple of the table that servers can hold; `allowed`: a model's widths.
 
-    If no tuple can be held completely, all tuples of the core's widths: missing widths are served narrower.
+    If no tuple can be delayed completely, all tuples of the core's widths: missing widths are served narrower.
     """
     config, allowed = context.config, allowed or context.config.widths
     table = {widths: top1 for widths, top1 in context.prior.top1.items() if set(allowed).issuperset(widths)}
     held = [
-        {width for number, width in enumerate(config.widths) if any(masks[segment][number] for masks in config.holds)}
+        {width for number, width in enumerate(config.widths) if any(masks[segment][number] for masks in config.fits)}
         for segment in range(config.segments)
     ]
     return {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))} or table
@@ -282,7 +282,7 @@ def spread(rungs: Sequence[tuple[float, ...]], count: int) -> tuple[tuple[float,
 
 
 def default_target_s(context: RouterContext) -> float:
-    """Return the scenario's deadline, or twice the slowest server's time for full groups at full width, all
+    """Return the scenario's deadline, or twice the slowest server's time for full micro-batch at full width, all
     segments."""
     if context.deadline_s is not None:
         return context.deadline_s
@@ -290,9 +290,9 @@ def default_target_s(context: RouterContext) -> float:
 
 
 def slowest_path_ns(context: RouterContext) -> int:
-    """Return the slowest server's time for full groups at full width, all segments."""
+    """Return the slowest server's time for full micro-batch at full width, all segments."""
     config = context.config
-    paths, largest = [path(full_widths(config, widths)) for widths in config.model_widths], config.groups[-1]
+    paths, largest = [path(full_widths(config, widths)) for widths in config.model_widths], config.micro_batch_sizes[-1]
     pairs = product(range(config.servers), paths)
     return max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server, keys in pairs)
 
@@ -324,7 +324,7 @@ Limits = tuple[Widths | None, ...]
 """For each nest the widest instances held, one for each segment; None for none."""
 
 
-def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: float) -> tuple[WorkingSet, ...]:
+def working_sets(context: RouterContext, servers: Sequence[GreedyParams], floor: float) -> tuple[WorkingSet, ...]:
     """Choose each server's working set: the one in which an accuracy of `floor` costs the least device time.
 
     A mix of two width tuples costs the weighted mean for the weighted mean accuracy. If no set reaches the floor, or it
@@ -343,12 +343,12 @@ def working_sets(context: RouterContext, servers: Sequence[GreedyKnobs], floor: 
     everything: WorkingSet = ((True,) * len(config.widths),) * config.segments
     set_of_kind: dict[object, WorkingSet] = {}
     sets = []
-    for server, knobs in enumerate(servers):
+    for server, params in enumerate(servers):
         device = server if alike is None else alike.devices[server]
-        kind = (device, knobs.vram_cap_bytes, knobs.context_bytes, knobs.nests, *knobs.instance_bytes.values())
+        kind = (device, params.vram_cap_bytes, params.context_bytes, params.nests, *params.instance_bytes.values())
         if kind not in set_of_kind:
-            limits = None if config.models else _best_set(context, server, knobs, floor)
-            set_of_kind[kind] = everything if limits is None else _masks(config.widths, knobs.nests, limits)
+            limits = None if config.models else _best_set(context, server, params, floor)
+            set_of_kind[kind] = everything if limits is None else _masks(config.widths, params.nests, limits)
         sets.append(set_of_kind[kind])
     return () if all(held == everything for held in sets) else tuple(sets)
 
@@ -362,13 +362,13 @@ def _masks(widths: Widths, nests: tuple[int, ...], limits: Limits) -> WorkingSet
     return tuple(tuple(is_held(segment, width) for width in widths) for segment in range(segments))
 
 
-def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: float) -> Limits | None:
+def _best_set(context: RouterContext, server: int, params: GreedyParams, floor: float) -> Limits | None:
     """Return a server's best set; None if no width tuple of the accuracy table fits."""
-    top1, nests = context.prior.top1, nests_of(context.config.widths, knobs.nests)
+    top1, nests = context.prior.top1, nests_of(context.config.widths, params.nests)
     cost_ns: dict[Widths, float] = {widths: path_ns(context.costs, server, widths) for widths in top1}
 
     def front_of(limits: Limits) -> list[Widths]:
-        held = _masks(context.config.widths, knobs.nests, limits)
+        held = _masks(context.config.widths, params.nests, limits)
         inside = {widths: cost_ns[widths] for widths in top1 if within(widths, held, context.config.widths)}
         return corners(top1, inside)
 
@@ -377,22 +377,22 @@ def _best_set(context: RouterContext, server: int, knobs: GreedyKnobs, floor: fl
         at_floor = cost_at(floor, front, top1, cost_ns) if floor > 0.0 else inf
         return at_floor, -top1[front[0]], cost_ns[front[-1]]
 
-    sets = _largest_sets(nests, context.config.segments, knobs)
+    sets = _largest_sets(nests, context.config.segments, params)
     fronts = {limits: front for limits in sets if (front := front_of(limits))}
     return min(fronts, key=dearness, default=None)
 
 
-def _largest_sets(nests: Sequence[Widths], segments: int, knobs: GreedyKnobs) -> Iterator[Limits]:
+def _largest_sets(nests: Sequence[Widths], segments: int, params: GreedyParams) -> Iterator[Limits]:
     """Yield the non-empty sets that fit and can't be extended."""
     for limits in product(*((None, *product(nest, repeat=segments)) for nest in nests)):
-        if any(limits) and _fits(limits, knobs) and not any(_fits(more, knobs) for more in _wider(limits, nests)):
+        if any(limits) and _fits(limits, params) and not any(_fits(more, params) for more in _wider(limits, nests)):
             yield limits
 
 
-def _fits(limits: Limits, knobs: GreedyKnobs) -> bool:
+def _fits(limits: Limits, params: GreedyParams) -> bool:
     specs = [spec for limit in limits if limit is not None for spec in enumerate(limit, start=1)]
-    needed = sum(knobs.instance_bytes.get(spec, inf) for spec in specs)
-    return knobs.context_bytes + needed <= knobs.vram_cap_bytes
+    needed = sum(params.instance_bytes.get(spec, inf) for spec in specs)
+    return params.context_bytes + needed <= params.vram_cap_bytes
 
 
 def _wider(limits: Limits, nests: Sequence[Widths]) -> Iterator[Limits]:

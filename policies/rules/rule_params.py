@@ -3,14 +3,14 @@
     schema: slimsched.rule/1
     kind: ladder                    # one of `policies.router_kinds.RULES`
     placement: sticky               # by name; a `milp` places itself
-    group: largest                  # or the largest number of requests in a block
+    group: largest                  # or the largest number of requests in a micro-batch
     hold: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # the core's hold rule; or nothing
     rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
     thresholds: [24]
     made_by: {command: slimsched train ..., seed: 7}         # anything; no decision depends on it
 
-Batching delays: `HoldingRouter` is a router with a hold rule for the core (`HoldSpec`), and with its widths limited to
-the servers' working sets.
+Batching delays: `DelayingRouter` is a router with a batching delay rule for the core (`BatchingDelaySpec`), and with
+its widths limited to the servers' working sets.
 
 Each kind of rule has a class with its parameters and their defaults. The classes of plain rules are in this module; the
 classes of rules in separate modules are in those modules (`slackfit`, `infaas`, `milp`).
@@ -50,13 +50,13 @@ from policies.rules.rule_parts import (
     ControlSpec,
     FixedWidths,
     Ladder,
-    LargestGroup,
-    RandomGroup,
+    LargestMicroBatch,
+    RandomMicroBatch,
     RandomPlacement,
     RandomWidth,
     make_placement,
 )
-from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
+from policies.vocabulary import BatchingDelay, BatchingDelayRule, Choice, ClusterView, nanoseconds
 
 # ------------------------------------------------------------------------------------------------------ batching delays
 
@@ -64,8 +64,9 @@ from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
 LONGEST_S = 3600.0
 
 
-class HoldSpec(StrictModel):
-    """By segment, until how many requests a line waits, and for how long at most: nobody waits for 1, or for 0 s.
+class BatchingDelaySpec(StrictModel):
+    """By segment, until how many requests a per-key queue waits, and for how long at most: nobody waits for 1, or for 0
+    s.
 
     Attributes:
         arrivals_s: by segment, it waits for as many as arrive within this time, at the rate seen, where those are more;
@@ -78,7 +79,7 @@ class HoldSpec(StrictModel):
     arrivals_s: tuple[Annotated[float, Field(ge=0, le=LONGEST_S)], ...] = ()
 
     @model_validator(mode="after")
-    def _one_a_segment(self) -> HoldSpec:
+    def _one_a_segment(self) -> BatchingDelaySpec:
         for name, numbers in {"wait_s": self.wait_s, "arrivals_s": self.arrivals_s or self.wait_s}.items():
             if len(numbers) != len(self.requests):
                 counts = f"{len(self.requests)} requests and {len(numbers)} {name}"
@@ -90,24 +91,24 @@ class HoldSpec(StrictModel):
         if len(self.requests) != config.segments:
             problem = f"holds {len(self.requests)} segments; the network has {config.segments}: one number for each"
             problem += "; `slimsched train` makes a rule for this network"
-            raise InputError(source, f"{key}.hold" if key else "hold", problem)
+            raise InputError(source, f"{key}.batching_delay" if key else "batching_delay", problem)
 
-    def rule(self) -> HoldRule:
+    def rule(self) -> BatchingDelayRule:
         """Return the rule in the router core's form."""
         wait_ns, arrivals_ns = (tuple(map(nanoseconds, each)) for each in (self.wait_s, self.arrivals_s))
-        return HoldRule(self.requests, wait_ns, arrivals_ns)
+        return BatchingDelayRule(self.requests, wait_ns, arrivals_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingRouter(Steered):
-    """A router, its hold rule, and the widths that it may choose from.
+class DelayingRouter(Steered):
+    """A router, its batching delay rule, and the widths that it may choose from.
 
     Attributes:
         sets: (servers, segments, widths) each server's working set; empty if none is limited.
     """
 
     router: RoutingPolicy
-    hold: HoldRule | None = None
+    batching_delay: BatchingDelayRule | None = None
     sets: tuple[WorkingSet, ...] = ()
 
     @property
@@ -115,7 +116,7 @@ class HoldingRouter(Steered):
         """The goals of its router."""
         return getattr(self.router, "control", None)
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         """Decide as the router does."""
         return self.router.choose(self._limited(view) if self.sets else view, rng)
 
@@ -125,10 +126,11 @@ class HoldingRouter(Steered):
         return replace_struct(view, servers=tuple(narrowed))
 
 
-def holding(router: RoutingPolicy, hold: HoldRule | None, context: RouterContext) -> RoutingPolicy:
-    """Wrap a router with a hold rule and a cluster's working sets; return the router itself if there is neither."""
+def holding(router: RoutingPolicy, batching_delay: BatchingDelayRule | None, context: RouterContext) -> RoutingPolicy:
+    """Wrap a router with a batching delay rule and a cluster's working sets; return the router itself if there is
+    neither."""
     sets = context.working_sets
-    return HoldingRouter(router, hold, sets) if hold is not None or sets else router
+    return DelayingRouter(router, batching_delay, sets) if batching_delay is not None or sets else router
 
 
 SCHEMA: Final = "slimsched.rule/1"
@@ -213,26 +215,26 @@ class RuleSpec(StrictModel, ABC):
     """A rule and its parameters; `make` gives a fresh router of it, which stays within the servers' working sets.
 
     Attributes:
-        group: the most that a block may take, or `largest`.
-        hold: which lines the router's core holds back; nobody where it is not given.
+        group: the most that a micro-batch may take, or `largest`.
+        hold: which per-key queues the router's core delays; nobody where it is not given.
         made_by: where the parameters come from; free, and no decision depends on it.
     """
 
     KIND: ClassVar[str]
     BY_MODEL: ClassVar[bool] = True  # whether it can serve several models
 
-    group: Group = "largest"
-    hold: HoldSpec | None = None
+    micro_batch_size: Group = "largest"
+    batching_delay: BatchingDelaySpec | None = None
     made_by: Plain = Field(default_factory=dict)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """Create a router for a cluster; raises `InputError` (naming `source` and `key`) if it doesn't fit."""
-        hold = None if self.hold is None else self.hold.rule()
-        return holding(self.chooser(context, source, key), hold, context)
+        batching_delay = None if self.batching_delay is None else self.batching_delay.rule()
+        return holding(self.chooser(context, source, key), batching_delay, context)
 
     @abstractmethod
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """Create that router without its hold rule; raises `InputError` as `make` does."""
+        """Create that router without its batching delay rule; raises `InputError` as `make` does."""
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space | None:
@@ -250,15 +252,23 @@ class RuleSpec(StrictModel, ABC):
         """Check that the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
         if config.models and not self.BY_MODEL:
             raise InputError(source, key, f"{self.KIND} knows one model, here are {len(config.models)}; {_BY_MODEL}")
-        self.groups(config, source, key)
-        if self.hold is not None:
-            self.hold.check(config, source, key)
+        self.micro_batch_sizes(config, source, key)
+        if self.batching_delay is not None:
+            self.batching_delay.check(config, source, key)
 
-    def groups(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
+    def micro_batch_sizes(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
         """Return the group sizes that it may use; raises `InputError` if there are none."""
-        sizes = tuple(size for size in config.groups if self.group == "largest" or size <= self.group)
+        sizes = tuple(
+            size
+            for size in config.micro_batch_sizes
+            if self.micro_batch_size == "largest" or size <= self.micro_batch_size
+        )
         if not sizes:
-            raise InputError(source, key, f"group {self.group} is below the smallest that there is, {config.groups[0]}")
+            raise InputError(
+                source,
+                key,
+                f"group {self.micro_batch_size} is below the smallest that there is, {config.micro_batch_sizes[0]}",
+            )
         return sizes
 
     def to_dict(self) -> dict[str, Any]:
@@ -267,9 +277,11 @@ class RuleSpec(StrictModel, ABC):
 
         A field is kept if its absence would have another meaning: Compass' `control: null`.
         """
-        dumped = self.model_dump(mode="json", by_alias=True, exclude={"hold"})
-        made_by, group = dumped.pop("made_by"), dumped.pop("group")
-        hold = None if self.hold is None else self.hold.model_dump(mode="json", exclude_defaults=True)
+        dumped = self.model_dump(mode="json", by_alias=True, exclude={"batching_delay"})
+        made_by, micro_batch_size = dumped.pop("made_by"), dumped.pop("micro_batch_size")
+        batching_delay = (
+            None if self.batching_delay is None else self.batching_delay.model_dump(mode="json", exclude_defaults=True)
+        )
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
         defaults = {name: item.get_default(call_default_factory=True) for name, item in type(self).model_fields.items()}
         explicit = {key: value for key, value in dumped.items() if value is not None or defaults.get(key) is not None}
@@ -277,8 +289,8 @@ class RuleSpec(StrictModel, ABC):
             "schema": SCHEMA,
             "kind": self.KIND,
             **placement,
-            "group": group,
-            **({"hold": hold} if hold else {}),
+            "micro_batch_size": micro_batch_size,
+            **({"batching_delay": batching_delay} if batching_delay else {}),
             **explicit,
             **({"made_by": made_by} if made_by else {}),
         }
@@ -290,9 +302,9 @@ class PlacedRule(RuleSpec):
     placement: PlacementName = "sticky"
 
     def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
-        group = LargestGroup(self.groups(context.config, source, key))
+        micro_batch_size = LargestMicroBatch(self.micro_batch_sizes(context.config, source, key))
         placement = make_placement(self.placement, context, width)
-        return ComposedRouter(placement, width, group)
+        return ComposedRouter(placement, width, micro_batch_size)
 
 
 def _check_tuple(
@@ -434,7 +446,9 @@ class PaperRandom:
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """Create a router for a cluster."""
-        return ComposedRouter(RandomPlacement(), RandomWidth(context.config.widths), RandomGroup(context.config.groups))
+        return ComposedRouter(
+            RandomPlacement(), RandomWidth(context.config.widths), RandomMicroBatch(context.config.micro_batch_sizes)
+        )
 
     def dialled(self, by: float, context: RouterContext) -> None:
         """Return None: it has no dial."""

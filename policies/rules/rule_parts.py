@@ -37,7 +37,7 @@ REMEMBERED = 20  # work to come is remembered for this multiple of the slowest i
 
 
 def valid_servers(view: ClusterView) -> list[int]:
-    """Return the servers that can take the block, ascending; never empty in a view that asks for a decision."""
+    """Return the servers that can take the micro-batch, ascending; never empty in a view that asks for a decision."""
     return [index for index, server in enumerate(view.servers) if server.valid]
 
 
@@ -62,7 +62,7 @@ class RandomPlacement:
     """A uniform choice of the valid servers: the paper's baseline."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         servers = candidate_servers(view)
         return servers[drawn(len(servers), rng)]
 
@@ -74,7 +74,7 @@ class WeightedRandom:
     speeds_img_s: tuple[float, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         servers = candidate_servers(view)
         total = 0.0
         for server in servers:
@@ -94,7 +94,7 @@ class RoundRobin:
     last: int = -1
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         servers = candidate_servers(view)
         self.last = min((server for server in servers if server > self.last), default=min(servers))
         return self.last
@@ -105,7 +105,7 @@ class ShortestQueue:
     """The fewest outstanding requests (JSQ)."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         return _shortest(view, candidate_servers(view))
 
 
@@ -116,7 +116,7 @@ class ShortestQueueBySpeed:
     speeds_img_s: tuple[float, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         return _shortest_by_speed(view, candidate_servers(view), self.speeds_img_s)
 
 
@@ -125,7 +125,7 @@ class PowerOfTwo:
     """The shorter queue of two servers drawn at random (Mitzenmacher 2001)."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         return _shortest(view, two_of(candidate_servers(view), rng))
 
 
@@ -136,7 +136,7 @@ class PowerOfTwoBySpeed:
     speeds_img_s: tuple[float, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         return _shortest_by_speed(view, two_of(candidate_servers(view), rng), self.speeds_img_s)
 
 
@@ -145,7 +145,7 @@ class IdleQueue:
     """A server without outstanding work, or otherwise one at random (Join-Idle-Queue: Lu et al. 2011)."""
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         servers = candidate_servers(view)
         idle = next((server for server in servers if view.servers[server].outstanding_requests == 0), None)
         return servers[drawn(len(servers), rng)] if idle is None else idle
@@ -166,7 +166,7 @@ class LeastWork:
     costs: CostModel
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         return min(candidate_servers(view), key=lambda server: outstanding_ns(self.costs, view, server))
 
 
@@ -179,7 +179,7 @@ class Packed:
 
     Attributes:
         order: the servers, by their energy for an image's way at middle widths; of equal ones the first.
-        full_ns: for each server, expected time of a full block's share of that way: one segment.
+        full_ns: for each server, expected time of a full micro-batch's share of that way: one segment.
     """
 
     costs: CostModel
@@ -187,7 +187,7 @@ class Packed:
     full_ns: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         for server in self.order:
             if view.servers[server].valid and outstanding_ns(self.costs, view, server) < self.full_ns[server]:
                 return server
@@ -198,7 +198,7 @@ def _packed(context: RouterContext) -> Packed:
     config, costs = context.config, context.costs
     servers, paths = range(config.servers), [path(middle_widths(config, widths)) for widths in config.model_widths]
     order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for keys in paths for key in keys))
-    full_ns = (config.groups[-1] * middle_way_ns(context, server) // config.segments for server in servers)
+    full_ns = (config.micro_batch_sizes[-1] * middle_way_ns(context, server) // config.segments for server in servers)
     return Packed(costs, tuple(order), tuple(full_ns))
 
 
@@ -212,7 +212,7 @@ class LeastWorkComing:
 
     Attributes:
         way_ns: for each server, expected time of one image through all segments.
-        most: the largest block, in images; candidates up to it are expected to be sent.
+        most: the largest micro-batch, in images; candidates up to it are expected to be sent.
         forget_ns: about how long work to come is remembered.
         stays: keep images where their activations are, as `Sticky` does.
         coming: for each server, the work to come; `seen_ns`: its last update.
@@ -228,7 +228,7 @@ class LeastWorkComing:
     seen_ns: list[int]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         for server in looked_at(view):
             keep = self.forget_ns / (self.forget_ns + (view.now_ns - self.seen_ns[server]))
             self.seen_ns[server] = view.now_ns
@@ -256,21 +256,21 @@ class LeastWorkComing:
 def _least_work_coming(context: RouterContext, stays: bool) -> LeastWorkComing:
     config, costs = context.config, context.costs
     way_ns = tuple(middle_way_ns(context, server) for server in range(config.servers))
-    forget_ns, most = REMEMBERED * slowest_path_ns(context), config.groups[-1]
+    forget_ns, most = REMEMBERED * slowest_path_ns(context), config.micro_batch_sizes[-1]
     coming, seen_ns = [0.0] * config.servers, [0] * config.servers
     return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, coming, seen_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class ShortestDelay:
-    """The earliest expected end of the block: outstanding work + transfer + its batch at the width that it would
+    """The earliest expected end of the micro-batch: outstanding work + transfer + its batch at the width that it would
     get."""
 
     costs: CostModel
     width: WidthRule
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         return min(candidate_servers(view), key=lambda server: self._delay_ns(view, server, rng))
 
     def _delay_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> int:
@@ -281,12 +281,12 @@ class ShortestDelay:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """The server with the activations, if it can take the block; otherwise, and for new images, `elsewhere`."""
+    """The server with the activations, if it can take the micro-batch; otherwise, and for new images, `elsewhere`."""
 
     elsewhere: Placement
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the server for the view's candidate block."""
+        """Return the server for the view's candidate micro-batch."""
         location = view.head.location
         stays = location >= 0 and view.servers[location].valid  # an image at the router is on no server
         return location if stays else self.elsewhere(view, rng)
@@ -312,14 +312,14 @@ PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)
 
 
 def make_placement(name: str, context: RouterContext, width: WidthRule) -> Placement:
-    """Create a placement by its name; `width` is the width rule for the blocks that it places."""
+    """Create a placement by its name; `width` is the width rule for the micro-batches that it places."""
     return _PLACEMENTS[name](context, width)
 
 
 @cache
 def held_width(widths: tuple[float, ...], held: tuple[bool, ...], most: float) -> float:
     """Return the widest held width that isn't above `most`, or otherwise the narrowest held one. `widths` ascend."""
-    available = [width for width, holds in zip(widths, held, strict=True) if holds]
+    available = [width for width, fits in zip(widths, held, strict=True) if fits]
     return max((width for width in available if width <= most), default=available[0])
 
 
@@ -330,8 +330,8 @@ class RandomWidth:
     widths: tuple[float, ...]
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """Return the width for the view's candidate block on that server."""
-        available = [width for width, holds in zip(self.widths, view.servers[server].widths, strict=True) if holds]
+        """Return the width for the view's candidate micro-batch on that server."""
+        available = [width for width, fits in zip(self.widths, view.servers[server].widths, strict=True) if fits]
         return available[drawn(len(available), rng)]
 
 
@@ -344,7 +344,7 @@ class FixedWidths:
     by_class: tuple[tuple[float, ...], ...] = ()
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """Return the width for the view's candidate block on that server."""
+        """Return the width for the view's candidate micro-batch on that server."""
         tuple_ = self.by_class[view.head.service_class] if self.by_class else self.tuple_
         return held_width(self.widths, view.servers[server].widths, tuple_[view.head.segment - 1])
 
@@ -377,7 +377,7 @@ class Ladder:
     at: list[int] = field(default_factory=lambda: [0])
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """Return the width for the view's candidate block on that server."""
+        """Return the width for the view's candidate micro-batch on that server."""
         return self.width_at(self.rung_of(view), view, server)
 
     def rung_of(self, view: ClusterView, scale: float = 1.0) -> int:
@@ -390,7 +390,7 @@ class Ladder:
         return rung
 
     def width_at(self, rung: int, view: ClusterView, server: int) -> float:
-        """Return the width of that rung for the view's candidate block on that server."""
+        """Return the width of that rung for the view's candidate micro-batch on that server."""
         target = self.rungs[view.head.service_class][rung][view.head.segment - 1]
         return held_width(self.widths, view.servers[server].widths, target)
 
@@ -459,7 +459,7 @@ class ControlledLadder(Steered):
         return self.ladder.widths
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
-        """Return the width for the view's candidate block on that server."""
+        """Return the width for the view's candidate micro-batch on that server."""
         control = self.control.of(view)
         rung = self.ladder.rung_of(view, exp(-control.step(view)))
         control.end = end_of_dial(rung, len(self.ladder.rungs[view.head.service_class]))
@@ -467,22 +467,22 @@ class ControlledLadder(Steered):
 
 
 @dataclass(frozen=True, slots=True)
-class LargestGroup:
+class LargestMicroBatch:
     """All candidates, up to the largest of these groups: the default."""
 
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the group size for the view's candidate block."""
-        return self.groups[-1]
+        """Return the group size for the view's candidate micro-batch."""
+        return self.micro_batch_sizes[-1]
 
 
 @dataclass(frozen=True, slots=True)
-class RandomGroup:
+class RandomMicroBatch:
     """A uniform choice of the group sizes: the paper's baseline."""
 
-    groups: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the group size for the view's candidate block."""
-        return self.groups[drawn(len(self.groups), rng)]
+        """Return the group size for the view's candidate micro-batch."""
+        return self.micro_batch_sizes[drawn(len(self.micro_batch_sizes), rng)]

@@ -25,7 +25,7 @@ from calibrate.session import START_S, CalibrationObserver, calibrate, check_pro
 from hw.device_settings import DeviceSpec, formats_of
 from hw.networks.datasets import Dataset
 from hw.networks.network_files import ModelFile
-from hw.router.ray_agents import cache, kept
+from hw.router.ray_workers import cache, kept
 from kit.errors import InputError
 from kit.random_streams import derived_seed
 from policies.interfaces import AccuracyPrior

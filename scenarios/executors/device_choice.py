@@ -12,15 +12,15 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
-from hw.agent.cuda import refused_by_mode, unseen, unserved
-from hw.agent.emulated_lanes import EmulatedDevice
 from hw.device_settings import DeviceSpec, formats_of, gpu_bytes, local_devices, start_daemon
 from hw.networks.datasets import Dataset
-from hw.router.ray_agents import facts, machine
 from hw.router.ray_cluster import HostFacts, Node, RayCluster, joined, require_same_code
+from hw.router.ray_workers import facts, machine
 from hw.router.run_requests import ServedNetwork
 from hw.telemetry import load_nvml, nvml_handle
-from hw.telemetry.nvml import Board, RefusedError, board_facts, free_vram_bytes, handle_of, other_processes
+from hw.telemetry.nvml import NvmlDevice, RefusedError, free_vram_bytes, handle_of, nvml_device_facts, other_processes
+from hw.worker.cuda import refused_by_mode, unseen, unserved
+from hw.worker.emulated_lanes import EmulatedDevice
 from kit.errors import InputError, WorkError, in_a_line
 from kit.random_streams import derived_seed
 from scenarios.files.scenario_keys import GB, ClusterSection, DeviceSection, ServerSection
@@ -58,17 +58,17 @@ def why_unseen() -> str:
     nvml = load_nvml()
     if nvml is None:
         return ""
-    library = Board(nvml, None)
+    library = NvmlDevice(nvml, None)
     try:
-        boards = int(library.call("nvmlDeviceGetCount"))
+        nvml_devices = int(library.call("nvmlDeviceGetCount"))
         driver = library.call("nvmlSystemGetDriverVersion")
         version = int(library.call("nvmlSystemGetCudaDriverVersion_v2"))
-        facts = board_facts(nvml, handle_of(nvml, "0")) if boards else {}
+        facts = nvml_device_facts(nvml, handle_of(nvml, "0")) if nvml_devices else {}
     except RefusedError as refused:
         return f"NVIDIA's library says: {refused}"
     cuda_version = (version // 1000, version % 1000 // 10)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return unseen(boards, driver, cuda_version, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
+    return unseen(nvml_devices, driver, cuda_version, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
 
 
 def require_free(index: int, source: str, key: str) -> None:
@@ -90,8 +90,8 @@ def require_free(index: int, source: str, key: str) -> None:
     raise InputError(source, key, f"cuda:{index}: {problem}; end what holds it, or take another GPU")
 
 
-def require_served(index: int, agents: int, source: str, key: str) -> None:
-    """Check that the installed torch computes on a GPU that is here, and that `agents` processes may use it.
+def require_served(index: int, workers: int, source: str, key: str) -> None:
+    """Check that the installed torch computes on a GPU that is here, and that `workers` processes may use it.
 
     Raises:
         InputError: it does not; the message names a remedy.
@@ -104,7 +104,7 @@ def require_served(index: int, agents: int, source: str, key: str) -> None:
     problem = unserved(capability, torch.cuda.get_arch_list())
     nvml = load_nvml()
     if nvml is not None and not problem:
-        problem = refused_by_mode(board_facts(nvml, nvml_handle(nvml, index)).get("compute_mode", ""), agents)
+        problem = refused_by_mode(nvml_device_facts(nvml, nvml_handle(nvml, index)).get("compute_mode", ""), workers)
     if problem:
         raise InputError(source, key, f"cuda:{index} ({torch.cuda.get_device_name(index)}): {problem}")
 
@@ -294,12 +294,12 @@ def emulated_device(world: World, index: int) -> EmulatedDevice:
     """Return what a server's device emulates: its given profile, without the costs of serving, which are real here."""
     server = world.scenario.cluster.named_servers[index]
     assert server.device is not None, "emulated"
-    knobs = world.scenario.cluster.greedy_of(server)
+    params = world.scenario.cluster.greedy_of(server)
     emulation = Emulation(
         profile=emulated_profile(server.device).to_yaml(),
-        batch_limit=knobs.batch_limit,
+        batch_limit=params.batch_limit,
         jitter=world.scenario.jitter,
-        util_metric=knobs.util_metric,
+        util_metric=params.util_metric,
         seed=derived_seed(world.scenario.seed, "emulation"),
         server=index,
     )
@@ -307,7 +307,7 @@ def emulated_device(world: World, index: int) -> EmulatedDevice:
 
 
 def playing(emulation: Emulation, name: str, section: DeviceSection) -> EmulatedDevice:
-    """Describe the device as an agent takes it; `name` is the device's."""
+    """Describe the device as a worker takes it; `name` is the device's."""
     return EmulatedDevice(FACTORY, to_bytes(emulation), name, section.slowdown, section.cores)
 
 

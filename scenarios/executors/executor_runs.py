@@ -16,7 +16,7 @@ from hw.networks.datasets import Dataset
 from hw.networks.network_files import ModelFile
 from hw.router.interventions import Wish, nobody
 from hw.router.local_cluster import HardwareCluster
-from hw.router.ray_agents import RayHosts
+from hw.router.ray_workers import RayHosts
 from hw.router.router_loop import Routing, RunProgress
 from hw.router.run_requests import HardwareRun
 from hw.router.server_port import HardwareServer
@@ -64,16 +64,16 @@ def hardware_servers(world: World) -> list[HardwareServer]:
     sections = world.scenario.cluster.named_servers
 
     def real_device(index: int) -> DeviceSpec:
-        section, knobs = section_of(sections[index], sections), world.cluster.servers[index].knobs
+        section, params = section_of(sections[index], sections), world.cluster.servers[index].params
         device = as_calibrated(device_of(sections[index], sections), section, world.profiles[index])
-        sizes = knobs.padded_sizes or warm_batches(knobs.batch_limit)
+        sizes = params.padded_sizes or warm_batches(params.batch_limit)
         return replace(device, warm_sizes=sizes) if device.kind == "cuda" else device
 
     return [
         HardwareServer(
             name=spec.name,
             device=real_device(index) if section.emulated is None else emulated_device(world, index),
-            knobs=spec.knobs,
+            params=spec.params,
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,
             trusts_counter=SensorTrust.stamped(profile.device.stamps).counter,
@@ -109,7 +109,7 @@ def on_own_cores(servers: Sequence[HardwareServer], cores: Sequence[int]) -> lis
 
 
 def warm_batches(batch_limit: int) -> tuple[int, ...]:
-    """Return the batches that every agent runs once before it serves.
+    """Return the batches that every worker runs once before it serves.
 
     The first pass of a size may take ten times as long as the next, because a CPU's kernels are made for each shape.
     """
@@ -120,12 +120,13 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 @contextmanager
 def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
-    """Start the scenario's servers as agents, on this machine or its cluster's hosts; they stop when the block ends.
+    """Start the scenario's servers as workers, on this machine or its cluster's hosts; they stop when the micro-batch
+    ends.
 
     Args:
         model: what they serve; emulated ones need none.
-        is_urgent: clients wait: the block begins before the agents are ready, and they warm up with batches of one
-            alone.
+        is_urgent: clients wait: the micro-batch begins before the workers are ready, and they warm up with batches of
+            one alone.
     """
     with ExitStack() as stack:
         servers, carrier = hardware_servers(world), None
@@ -139,9 +140,9 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
             servers,
             warm_batches=(1,)
             if is_urgent
-            else warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
+            else warm_batches(max(server.params.batch_limit for server in world.cluster.servers)),
             supervision=world.cluster.supervision,
-            largest_block=world.cluster.router.groups[-1],
+            largest_micro_batch=world.cluster.router.micro_batch_sizes[-1],
             carrier=carrier,
             waits=not is_urgent,
         )
@@ -151,7 +152,7 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
 def on_hosts(
     world: World, servers: Sequence[HardwareServer], hosts: Hosts, model: ModelFile | None
 ) -> tuple[list[HardwareServer], RayHosts]:
-    """Return the servers with their machines, and what starts their agents there."""
+    """Return the servers with their machines, and what starts their workers there."""
     cluster = world.scenario.cluster
     names, hardware = host_names(cluster, hosts), list[HardwareServer]()
     for section, server, host in zip(cluster.named_servers, servers, names, strict=True):
@@ -194,7 +195,7 @@ class RealRun:
     measures_costs: bool = False
 
 
-Door = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[Wish]]
+Frontend = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[Wish]]
 """Within it, the operator may drain servers (each its name and its host's); see `scenarios.runs.operator_control`."""
 
 
@@ -203,12 +204,12 @@ class RunObserver:
     """Reports of real runs in progress: how far they are, and (in words) servers that go down or are back.
 
     Attributes:
-        door: by which the operator has servers drained.
+        front end: by which the operator has servers drained.
     """
 
     on_progress: Callable[[RunProgress], None] | None = None
     say: Say = lambda _: None
-    door: Door = lambda _: nullcontext(nobody)
+    frontend: Frontend = lambda _: nullcontext(nobody)
 
     def of(self, run: str) -> RunObserver:
         """Return the same observer, whose words name the run."""
@@ -337,7 +338,7 @@ def validate_runs(
 
     with (
         real_cluster(world, model) as cluster,
-        observer.door([(server.name, server.host) for server in cluster.servers]) as drained,
+        observer.frontend([(server.name, server.host) for server in cluster.servers]) as drained,
     ):
 
         def serve(planned: PlannedRun) -> Ran:

@@ -1,6 +1,6 @@
 """What must fit before real executors start: devices, memory, networks, profiles, hosts and their links.
 
-`measure_links` measures links as runs use them: an agent on each host, which computes nothing, writes to the others'
+`measure_links` measures links as runs use them: a worker on each host, which computes nothing, writes to the others'
 arenas.
 """
 
@@ -19,16 +19,16 @@ import torch
 from calibrate.device_identity import differences, open_sensor, stamps_here, stamps_of
 from calibrate.device_opening import interference
 from calibrate.profile_fit import link_of
-from hw.agent.emulated_lanes import EmulatedOutfit
-from hw.agent.instances import context_bytes
-from hw.agent.lanes import AgentSpec
 from hw.device_settings import DeviceSpec, gpu_bytes
 from hw.host_resources import machine_bytes, usable_cores
 from hw.networks.network_files import ModelFile
 from hw.networks.servable import Servable
-from hw.router.agent_handles import AgentHandle, transfer_round
-from hw.router.ray_agents import RayHosts
 from hw.router.ray_cluster import HostFacts
+from hw.router.ray_workers import RayHosts
+from hw.router.worker_handles import WorkerHandle, transfer_round
+from hw.worker.emulated_lanes import EmulatedOutfit
+from hw.worker.instances import context_bytes
+from hw.worker.lanes import WorkerSpec
 from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 from scenarios.executors.device_choice import (
@@ -61,7 +61,7 @@ from sim.device_profile import Profile
 from sim.emulated_device import Emulation
 
 MACHINE = "this machine"
-PROCESS_BYTES = 400_000_000  # an agent's own: Python, torch and its libraries (420 MB of private pages were measured)
+PROCESS_BYTES = 400_000_000  # a worker's own: Python, torch and its libraries (420 MB of private pages were measured)
 
 
 Here = Callable[[ServerSection], bool]
@@ -110,14 +110,14 @@ def require_devices_here(scenario: Scenario, is_here: Here) -> None:
             raise InputError(scenario.name, f"cluster.servers.{index}.greedy.util_metric", problem)
         if server.device is None or not is_here(server):
             continue
-        agents = sum(other.shares_device_with == server.name for other in scenario.cluster.named_servers) + 1
-        require_device(server.device, scenario.name, f"cluster.servers.{index}.device", agents)
+        workers = sum(other.shares_device_with == server.name for other in scenario.cluster.named_servers) + 1
+        require_device(server.device, scenario.name, f"cluster.servers.{index}.device", workers)
 
 
-def require_device(device: DeviceSection, source: str, key: str, agents: int = 1) -> None:
-    """Check that a device is here and serves `agents` agents; raises `InputError`, which lists what is here."""
+def require_device(device: DeviceSection, source: str, key: str, workers: int = 1) -> None:
+    """Check that a device is here and serves `workers` workers; raises `InputError`, which lists what is here."""
     if device.kind == "cuda":
-        _require_gpu(device.index, agents, source, key)
+        _require_gpu(device.index, workers, source, key)
         return
     usable = usable_cores()
     if absent := [core for core in device.cores if core not in usable]:
@@ -125,13 +125,13 @@ def require_device(device: DeviceSection, source: str, key: str, agents: int = 1
         raise InputError(source, f"{key}.cores", problem)
 
 
-def _require_gpu(index: int, agents: int, source: str, key: str) -> None:
+def _require_gpu(index: int, workers: int, source: str, key: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         none = why_unseen() or "none is here; use kind: cpu"
         indices = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else none
         raise InputError(source, f"{key}.index", f"no cuda:{index} in this machine; {indices}")
-    require_served(index, agents, source, f"{key}.index")
+    require_served(index, workers, source, f"{key}.index")
     require_free(index, source, f"{key}.index")
 
 
@@ -152,7 +152,7 @@ def require_possible(scenario: Scenario) -> None:
 
 
 def require_caps(scenario: Scenario, model: Servable) -> None:
-    """Check that a cap holds at least an agent's context and the weights to preload, before anything is calibrated.
+    """Check that a cap holds at least a worker's context and the weights to preload, before anything is calibrated.
 
     Of a device with a named profile the profile's own numbers count. What is to be preloaded must be of the network.
 
@@ -163,17 +163,17 @@ def require_caps(scenario: Scenario, model: Servable) -> None:
     instances = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
     measured: dict[DeviceSpec, int] = {}
     for index, section in scenario.cluster.numbered_servers:
-        knobs = scenario.cluster.greedy_of(section)
+        params = scenario.cluster.greedy_of(section)
         owner = servers[section.shares_device_with or section.name]
         profile_name = owner.known_profile
         with naming_servers(scenario):
-            _require_instances(knobs, instances, scenario.name, f"cluster.servers.{index}")
-        cap_gb, key = knobs.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
+            _require_instances(params, instances, scenario.name, f"cluster.servers.{index}")
+        cap_gb, key = params.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
         if cap_gb is None and profile_name is None and owner.device is not None:
             cap_gb, key = owner.device.vram_gb, f"cluster.servers.{index}.device.vram_gb"
         if cap_gb is None:
             continue
-        preload = {"all": instances, "none": ()}[knobs.preload] if isinstance(knobs.preload, str) else knobs.preload
+        preload = {"all": instances, "none": ()}[params.preload] if isinstance(params.preload, str) else params.preload
         loaded = [instance for instance in instances if instance in preload]
         if profile_name is not None:
             memory = read_profile(profile_file(profile_name)).memory
@@ -183,7 +183,7 @@ def require_caps(scenario: Scenario, model: Servable) -> None:
             device = device_of(section, scenario.cluster.named_servers)
             context_size = measured[device] = measured.get(device) or context_bytes(device)
             weights_bytes = sum(model.instance_bytes(*instance, device.torch_dtype.itemsize) for instance in loaded)
-            if knobs.vram_cap_gb is None:  # calibration loads each of them
+            if params.vram_cap_gb is None:  # calibration loads each of them
                 largest = max(model.instance_bytes(*instance, device.torch_dtype.itemsize) for instance in instances)
                 weights_bytes = max(weights_bytes, largest)
         if context_size + weights_bytes > cap_gb * GB:
@@ -192,8 +192,8 @@ def require_caps(scenario: Scenario, model: Servable) -> None:
             raise InputError(scenario.name, f"{key} ({section.name})", f"{problem}; raise it, or leave it out")
 
 
-def _require_instances(knobs: GreedySection, instances: Sequence[tuple[int, float]], source: str, server: str) -> None:
-    for pair in () if isinstance(knobs.preload, str) else knobs.preload:
+def _require_instances(params: GreedySection, instances: Sequence[tuple[int, float]], source: str, server: str) -> None:
+    for pair in () if isinstance(params.preload, str) else params.preload:
         if pair not in instances:
             allowed = f"segments 1 to {instances[-1][0]} at widths {sorted({width for _, width in instances})}"
             raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
@@ -211,7 +211,7 @@ def require_ready(world: World, model: ModelFile | None, routers: Sequence[str],
     """
     if model is not None:
         _require_model(world, model)
-    caps = {server.name: server.knobs.vram_cap_bytes for server in world.cluster.servers}
+    caps = {server.name: server.params.vram_cap_bytes for server in world.cluster.servers}
     _where_they_are(world.scenario, _require_memory, caps)
     for index, router in enumerate(routers):
         if made_kind(router) is None or made_in is not None:
@@ -305,39 +305,39 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None)
     """Measure links between these hosts and the router's, each pair both ways, and each host with itself.
 
     Raises:
-        WorkError: an agent could not be started, or a link fails.
+        WorkError: a worker could not be started, or a link fails.
     """
     all_hosts = list(dict.fromkeys([hosts.here, *names]))
     emulation = Emulation(read_profile(profile_file(_PLAYED)).to_yaml(), 1)
     device = playing(emulation, "none", DeviceSection(emulated=_PLAYED))
     with closing(RayHosts(hosts.cluster, all_hosts)) as carrier, ExitStack() as stack:
         carrier.arenas(len(all_hosts), 2 * SIZES[-1])
-        agents = [
-            carrier.start(index, AgentSpec(f"link-{host}", EmulatedOutfit(device, (), index)))
+        workers = [
+            carrier.start(index, WorkerSpec(f"link-{host}", EmulatedOutfit(device, (), index)))
             for index, host in enumerate(all_hosts)
         ]
-        for agent in agents:
-            stack.callback(agent.close)
-        for agent in agents:
-            agent.wait_until_ready()
-            agent.find_offset()
+        for worker in workers:
+            stack.callback(worker.close)
+        for worker in workers:
+            worker.wait_until_ready()
+            worker.find_offset()
         links = []
-        for source, agent in zip(all_hosts, agents, strict=True):
+        for source, worker in zip(all_hosts, workers, strict=True):
             for index, destination in enumerate(all_hosts):
                 if source == destination and len(all_hosts) > 1:
                     continue
                 say(f"links: {source} to {destination}")
-                links.append(_link(source, agent, index, destination, agents[index].address))
+                links.append(_link(source, worker, index, destination, workers[index].address))
         clocks = tuple(
-            HostClock(host, agent.offset.offset_ns / 1e9, agent.offset.error_ns / 1e9)
-            for host, agent in zip(all_hosts, agents, strict=True)
+            HostClock(host, worker.offset.offset_ns / 1e9, worker.offset.error_ns / 1e9)
+            for host, worker in zip(all_hosts, workers, strict=True)
         )
     return ClusterMeasurements(clocks, tuple(links))
 
 
-def _link(source: str, agent: AgentHandle, index: int, destination: str, address: str) -> HostLink:
-    transfer_round(agent, index, SIZES[0], 1, address=address)  # the connection is made
-    link = link_of({size: median(transfer_round(agent, index, size, MOVES, address=address)) for size in SIZES})
+def _link(source: str, worker: WorkerHandle, index: int, destination: str, address: str) -> HostLink:
+    transfer_round(worker, index, SIZES[0], 1, address=address)  # the connection is made
+    link = link_of({size: median(transfer_round(worker, index, size, MOVES, address=address)) for size in SIZES})
     return HostLink(source, destination, link.latency_s, link.bandwidth_bytes_s)
 
 
@@ -377,14 +377,16 @@ def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]
     needed_bytes = processes * PROCESS_BYTES
     problems = []
     if facts.free_bytes < needed_bytes:
-        free = f"{facts.free_bytes / GB:.2f} GB of memory are free, its {processes} agents need {needed_bytes / GB:.2f}"
+        free = (
+            f"{facts.free_bytes / GB:.2f} GB of memory are free, its {processes} workers need {needed_bytes / GB:.2f}"
+        )
         problems.append(f"{free}; end something there, or take servers away")
     if facts.disk_free_bytes < 2 * model_bytes:
         free = f"{facts.disk_free_bytes / GB:.2f} GB of disk are free, the model has {model_bytes / GB:.2f}"
         problems.append(f"{free}; make room there, or set XDG_CACHE_HOME")
     if facts.niceness > 0:
         problem = (
-            f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
+            f"workers would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
         )
         problems.append(f"{problem}; start its node with RAY_worker_niceness=0")
     return problems

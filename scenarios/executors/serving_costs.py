@@ -4,7 +4,7 @@ No waiting is counted as a cost, because simulation adds its own: what processes
 waiting; ways and dispatches are distinguished by whether some pass ran on the device then; the extra time of a pass is
 measured by passes that had their device to themselves.
 
-A calibrated pass is one at the device's full speed, so all is scaled to full speed: by the slowdown that the agents
+A calibrated pass is one at the device's full speed, so all is scaled to full speed: by the slowdown that the workers
 read in the run (`scenarios.executors.validation_plan`), or by the average one (`Profile.slowdown`) if they read
 nothing.
 """
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear, nnls
 
-from policies.run_records import BatchRecord, BlockRecord, ChoreCost, Handover, RouterCost, RunRecord
+from policies.run_records import BatchRecord, CpuWorkCost, Handover, MicroBatchRecord, RouterCost, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.validation_plan import mean_slowdown, observed_slowdowns
-from sim.device_profile import PAUSES_S, BusyServing, Chores, HandoverTimes, RouterHost, WorkCost, pause_number
+from sim.device_profile import PAUSES_S, BusyServing, CpuWork, HandoverTimes, RouterHost, WorkCost, pause_number
 from sim.device_tables import DeviceTables, input_bytes
 
 WARMUP_S = 1.0
@@ -55,7 +55,7 @@ class DeviceCosts:
 
     Attributes:
         dispatch_s: the mean, if no pass ran on the device.
-        transfer_s, fetch_s: means of blocks that come from the router, and of those that another server has.
+        transfer_s, fetch_s: means of micro-batches that come from the router, and of those that another server has.
         ratios: see `Profile.served_ratios`.
     """
 
@@ -66,7 +66,7 @@ class DeviceCosts:
     fetch_s: float | None = None
     extra: PassExtra | None = None
     ratios: tuple[float, ...] = ()
-    chores: Chores | None = None
+    cpu_work: CpuWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +87,16 @@ def costs_of(runs: Sequence[RunRecord], devices: Sequence[DeviceTables], owners:
 
 def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCosts:
     light, busier = runs[0], runs[1:] or runs
-    chores = _chores(runs) if tables.profile.is_on_cores else None
-    there_s = light.handovers_s(there=True, is_busy=False, chores=chores)
+    cpu_work = _cpu_work(runs) if tables.profile.is_on_cores else None
+    there_s = light.handovers_s(there=True, is_busy=False, cpu_work=cpu_work)
     back_s = light.handovers_s(there=False, is_busy=False)
-    busy_there_s = [took_s for run in busier for took_s in run.handovers_s(there=True, is_busy=True, chores=chores)]
+    busy_there_s = [took_s for run in busier for took_s in run.handovers_s(there=True, is_busy=True, cpu_work=cpu_work)]
     busy_back_s = [took_s for run in busier for took_s in run.handovers_s(there=False, is_busy=True)]
     busy_dispatch_s = [took_s for run in busier for took_s in run.dispatches_s(is_busy=True)]
     handover = HandoverTimes(there_s=_mean(there_s), back_s=_mean(back_s)) if there_s and back_s else None
     dispatch_s = mean_of(light.dispatches_s(is_busy=False))
     busy = None
-    if handover and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= MIN_SAMPLES:
+    if handover and dispatch_s and cpu_work is None and min(len(busy_there_s), len(busy_dispatch_s)) >= MIN_SAMPLES:
         busy = BusyServing(
             dispatch_s=_mean(busy_dispatch_s),
             there_s=_mean(busy_there_s),
@@ -111,7 +111,7 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
         fetch_s=light.fetch_s(),
         extra=extra,
         ratios=() if extra is None or tables.profile.device.emulated_slowdown else _ratios(runs, extra),
-        chores=chores,
+        cpu_work=cpu_work,
     )
 
 
@@ -126,7 +126,7 @@ class _DeviceRun:
         usual = self._tables.profile.slowdown
         usual_slowdown = 1.0 if usual is None else usual.mean_factor
         self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
-        self.own_slowdown = self.slowdown if self._tables.profile.is_on_cores else 1.0  # of an agent there
+        self.own_slowdown = self.slowdown if self._tables.profile.is_on_cores else 1.0  # of a worker there
         batches = sorted(
             (each for each in record.batches if each.server in self.servers), key=lambda each: each.started_ns
         )
@@ -193,11 +193,11 @@ class _DeviceRun:
             if (self.running(each.commanded_ns) if is_busy else self._is_free(each.commanded_ns, each.started_ns - 1))
         ]
 
-    def handovers_s(self, *, there: bool, is_busy: bool, chores: Chores | None = None) -> list[float]:
+    def handovers_s(self, *, there: bool, is_busy: bool, cpu_work: CpuWork | None = None) -> list[float]:
         """Return how long handovers in one direction took, of those that waited for no other.
 
-        They are less what the agent did on the device's cores to take a block in, if that is measured separately. An
-        idle device stays so meanwhile.
+        They are less what the worker did on the device's cores to take a micro-batch in, if that is measured
+        separately. An idle device stays so meanwhile.
         """
         durations_s: list[float] = []
         last_ns: dict[int, int] = {}
@@ -209,9 +209,9 @@ class _DeviceRun:
             if there and not is_busy and not self._is_free(handover.at_ns, handover.at_ns + handover.took_ns):
                 continue
             taken_in_s = 0.0
-            if chores is not None:
-                cost_s = chores.taken.block_s + chores.taken.image_s * self._images_a_block
-                taken_in_s = (1.0, *chores.taken_after_pause)[self.pause(handover.at_ns)] * cost_s
+            if cpu_work is not None:
+                cost_s = cpu_work.taken.micro_batch_s + cpu_work.taken.image_s * self._images_a_micro_batch
+                taken_in_s = (1.0, *cpu_work.taken_after_pause)[self.pause(handover.at_ns)] * cost_s
             durations_s.append(max(0.0, handover.took_ns / NS_PER_S / self.own_slowdown - taken_in_s))
         return durations_s
 
@@ -223,7 +223,7 @@ class _DeviceRun:
         )
 
     def waits_to_be_taken(self) -> list[Wait]:
-        """Collect the waits of blocks that were sent while one pass ran.
+        """Collect the waits of micro-batches that were sent while one pass ran.
 
         Not of batches that were commanded meanwhile: their commanding thread has the core already, so they hardly wait.
         """
@@ -241,38 +241,43 @@ class _DeviceRun:
         return float(self._ends_ns[ended] - at_ns) / NS_PER_S
 
     @cached_property
-    def _images_a_block(self) -> float:
-        costs = [cost for cost in self.chores if cost.kind == "taken"]
+    def _images_a_micro_batch(self) -> float:
+        costs = [cost for cost in self.cpu_work if cost.kind == "taken"]
         return sum(cost.images for cost in costs) / max(1, sum(cost.count for cost in costs))
 
     @cached_property
-    def chores(self) -> list[ChoreCost]:
-        """What its servers' agents did besides passes."""
-        return [cost for cost in self._record.chores if cost.server in self.servers and cost.at_ns >= self._after_ns]
+    def cpu_work(self) -> list[CpuWorkCost]:
+        """What its servers' workers did besides passes."""
+        return [cost for cost in self._record.cpu_work if cost.server in self.servers and cost.at_ns >= self._after_ns]
 
     def transfer_s(self) -> float | None:
-        """Return a block's time from the router beyond its bytes, and beyond the handover that comes after."""
+        """Return a micro-batch's time from the router beyond its bytes, and beyond the handover that comes after."""
         beyond_s = []
-        for block in self._moved:
-            if block.head.location < 0:
-                moved_bytes = block.size * input_bytes(self._tables, block.head.segment, block.head.previous_width)
+        for micro_batch in self._moved:
+            if micro_batch.head.location < 0:
+                moved_bytes = micro_batch.size * input_bytes(
+                    self._tables, micro_batch.head.segment, micro_batch.head.previous_width
+                )
                 link = self._tables.profile.link
                 bytes_s = moved_bytes / link.bandwidth_bytes_s if link is not None else 0.0
-                beyond_s.append((block.arrived_ns - block.sent_ns) / NS_PER_S - bytes_s)
+                beyond_s.append((micro_batch.arrived_ns - micro_batch.sent_ns) / NS_PER_S - bytes_s)
         return self._gathered_s(beyond_s)
 
     def fetch_s(self) -> float | None:
         """Return the time to gather what another server has: until it was asked, has written it, and has answered."""
-        of_others = [block for block in self._moved if block.head.location >= 0]
-        return self._gathered_s([(block.arrived_ns - block.sent_ns) / NS_PER_S for block in of_others])
+        of_others = [micro_batch for micro_batch in self._moved if micro_batch.head.location >= 0]
+        return self._gathered_s(
+            [(micro_batch.arrived_ns - micro_batch.sent_ns) / NS_PER_S for micro_batch in of_others]
+        )
 
     @cached_property
-    def _moved(self) -> list[BlockRecord]:
+    def _moved(self) -> list[MicroBatchRecord]:
         return [
-            block
-            for block in self._record.blocks
-            if block.server in self.servers and block.snapshot_ns >= self._after_ns and block.arrived_ns
-            and block.head.location != block.server
+            micro_batch
+            for micro_batch in self._record.micro_batches
+            if micro_batch.server in self.servers and micro_batch.snapshot_ns >= self._after_ns
+            and micro_batch.arrived_ns
+            and micro_batch.head.location != micro_batch.server
         ]  # fmt: skip
 
     def _gathered_s(self, durations_s: Sequence[float]) -> float | None:
@@ -280,13 +285,13 @@ class _DeviceRun:
         handover_s = mean_of([handover.took_ns / NS_PER_S for handover in self._handovers(there=True)])
         return None if mean_s is None or handover_s is None else max(0.0, mean_s - handover_s)
 
-    def began_beside_nobody(self) -> list[tuple[ChoreCost, float]]:
+    def began_beside_nobody(self) -> list[tuple[CpuWorkCost, float]]:
         """Return what lanes' threads did to begin a batch whose pass was alone; scaled to full speed."""
         ended: dict[int, list[BatchRecord]] = {}
         for batch in sorted(self.alone, key=lambda each: each.ended_ns):
             ended.setdefault(batch.server, []).append(batch)
         pairs = []
-        for cost in self.chores:
+        for cost in self.cpu_work:
             if cost.kind != "begun":
                 continue
             batches = ended.get(cost.server, [])
@@ -299,14 +304,14 @@ class _DeviceRun:
 _SOON_NS = NS_PER_S // 1000  # a batch's end is reported within this
 
 
-def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
+def _cpu_work(runs: Sequence[_DeviceRun]) -> CpuWork | None:
     """Fit each kind of work; None if some kind that every served batch needs has no sample."""
     rows: dict[str, list[tuple[float, float, float]]] = {
         kind: [] for kind in ("taken", "woken", "moved", "ended", "begun")
     }
     pauses = []
     for run in runs:
-        for cost in run.chores:
+        for cost in run.cpu_work:
             if cost.kind == "begun":
                 continue
             rows[cost.kind].append((cost.count, cost.images, cost.cpu_ns / NS_PER_S / run.slowdown))
@@ -317,10 +322,10 @@ def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
         return None
     taken, after_pause = _by_pause(rows["taken"], pauses)
     in_vain_s = sum(cost_s for _, _, cost_s in rows["woken"]) / sum(count for count, _, _ in rows["taken"])
-    taken = taken.model_copy(update={"block_s": taken.block_s + in_vain_s})
+    taken = taken.model_copy(update={"micro_batch_s": taken.micro_batch_s + in_vain_s})
     waits = [wait for run in runs for wait in run.waits_to_be_taken()]
     sooner = sum(took_s < left_s for took_s, left_s in waits)
-    return Chores(
+    return CpuWork(
         taken=taken,
         taken_after_pause=after_pause,
         moved=_work_cost(rows["moved"]),
@@ -340,7 +345,7 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
     warm = [row for row, pause in zip(rows, pauses, strict=True) if pause == 0]
     cost = _work_cost(warm if len(warm) >= MIN_SAMPLES else rows)
     table = np.array(rows, np.float64)
-    means = table[:, 0] * cost.block_s + table[:, 1] * cost.image_s
+    means = table[:, 0] * cost.micro_batch_s + table[:, 1] * cost.image_s
     factors, factor = [], 1.0
     for number in range(1, len(PAUSES_S) + 1):
         is_after = at_pause == number
@@ -351,20 +356,20 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
 
 
 def _work_cost(rows: Rows) -> WorkCost:
-    """Fit a part a block and a part an image by least squares, neither below zero, without stalls.
+    """Fit a part a micro-batch and a part an image by least squares, neither below zero, without stalls.
 
-    If hardly a block holds several images, all is a block's: two slow ones of a hundred would make it all an image's,
-    and blocks of sixteen sixteen times as expensive.
+    If hardly a micro-batch holds several images, all is a micro-batch's: two slow ones of a hundred would make it all
+    an image's, and micro-batches of sixteen sixteen times as expensive.
     """
     if not rows:
-        return WorkCost(block_s=0.0, image_s=0.0)
+        return WorkCost(micro_batch_s=0.0, image_s=0.0)
     table = np.array(rows, np.float64)
     if len(table) >= MIN_SAMPLES:
         table = table[table[:, 2] <= np.quantile(table[:, 2], ATTAINMENT_SHARE)]
     several = (table[:, 1] > table[:, 0]).sum()
     parts = 2 if several >= min(MIN_SAMPLES, len(table) / 2) else 1
     parts_s, _ = nnls(table[:, :parts], table[:, 2])
-    return WorkCost(block_s=float(parts_s[0]), image_s=float(parts_s[1:].sum()))
+    return WorkCost(micro_batch_s=float(parts_s[0]), image_s=float(parts_s[1:].sum()))
 
 
 def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
@@ -410,12 +415,12 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
         of_kind = [sample for sample in samples if sample.kind == kind]
         if not of_kind:
             return None
-        rows = [(sample.blocks_at_once, sample.images, sample.cpu_ns / NS_PER_S) for sample in of_kind]
+        rows = [(sample.micro_batches_at_once, sample.images, sample.cpu_ns / NS_PER_S) for sample in of_kind]
         pauses = [pause_number(sample.pause_ns) for sample in of_kind]
         fitted[kind], after_pause = _by_pause(rows, pauses)
         factors.append(np.array(after_pause))
         table = np.array(rows, np.float64)
-        means_s = table[:, 0] * fitted[kind].block_s + table[:, 1] * fitted[kind].image_s
+        means_s = table[:, 0] * fitted[kind].micro_batch_s + table[:, 1] * fitted[kind].image_s
         means_s = means_s * np.array((1.0, *after_pause))[pauses]
         single = (table[:, 0] == 1) & (means_s > 0)  # several together hide how far single ones differ
         ratios.append(table[single, 2] / means_s[single])

@@ -1,19 +1,19 @@
 """What serving costs beyond forward passes, and what routers' decisions take, measured by short runs here.
 
-Costs of serving: a pass in a calibration loop finds its caches warm; a served batch does not, and blocks and requests
-travel between processes that share cores. These costs are this host's, so `measure_serving` measures them on it, with a
-router (`random`) and a seed that no reported run uses. They are written to the profiles:
+Costs of serving: a pass in a calibration loop finds its caches warm; a served batch does not, and micro-batches and
+requests travel between processes that share cores. These costs are this host's, so `measure_serving` measures them on
+it, with a router (`random`) and a seed that no reported run uses. They are written to the profiles:
 
-    router_host            what the router's process does for a block and for each of its images, sent and returned
-    handover               from that process to a server's, and back, if no pass runs on the device
+    router_host            what the router's process does for a micro-batch and for each of its images, sent and
+    returned handover               from that process to a server's, and back, if no pass runs on the device
     dispatch_s             within a server's process, command to pass, and pass end to the scheduler; likewise
     busy_serving           the same ways and dispatches if some pass runs
-    the link's latency     of a block from the router, departure to arrival, less its bytes at the link's rate and the
-                           handover
+    the link's latency     of a micro-batch from the router, departure to arrival, less its bytes at the link's rate and
+                           the handover
     fetch_s                the same of what another server has, with its bytes: its process is asked, and answers
     served_extra_...       what a served pass takes more than the calibrated one; extra_after_pause_s: and after a pause
     served_ratios          how single served passes of a real device vary around that
-    chores                 what a server's process does besides passes on a CPU device's cores
+    CPU work                 what a server's process does besides passes on a CPU device's cores
 
 Two loads are served, a light one and one that keeps the fullest device busy for half of the time. Both are searched for
 here, because an estimate may be far from this host's capacity. Then both runs are simulated with the measured costs. If
@@ -51,7 +51,7 @@ from kit.random_streams import derived_seed, stream
 from policies.interfaces import RoutingPolicy
 from policies.router_plans import by_plan
 from policies.run_records import STAGES, RunRecord
-from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
+from policies.vocabulary import NS_PER_S, BatchingDelay, Choice, ClusterView
 from scenarios.executors.executor_runs import RealRun, RunObserver, hardware_servers, real_cluster, run_on_hardware
 from scenarios.executors.serving_costs import WARMUP_S, DeviceCosts, ServingCosts, costs_of
 from scenarios.executors.validation_plan import observed_slowdowns
@@ -131,7 +131,7 @@ def measure_serving(
     allow_busy: bool = False,
     say: Say = lambda _: None,
 ) -> ServingOverheads:
-    """Serve Poisson arrivals at two loads and look at every stage of every block.
+    """Serve Poisson arrivals at two loads and look at every stage of every micro-batch.
 
     `model` and `dataset`: see `scenarios.executors.executor_runs`.
     `say` is called when servers go down or are back, and for what does not agree.
@@ -231,7 +231,7 @@ def _telling_share(serve: Callable[[float, float], ServedRun], profiles: Sequenc
 def use_of(record: RunRecord, profiles: Sequence[Profile]) -> float:
     """Return the share of the time that the fullest device, or the router's process, was busy.
 
-    A CPU device is busy with what its agents do besides passes, too.
+    A CPU device is busy with what its workers do besides passes, too.
 
     Args:
         profiles: of each server.
@@ -239,8 +239,8 @@ def use_of(record: RunRecord, profiles: Sequence[Profile]) -> float:
     shares = [record.router_busy_ns / record.ended_ns]
     for device in {server.device for server in record.servers}:
         indices = {index for index, server in enumerate(record.servers) if server.device == device}
-        chores = (cost for cost in record.chores if cost.server in indices and profiles[cost.server].is_on_cores)
-        busy_ns = sum(cost.cpu_ns for cost in chores)
+        cpu_work = (cost for cost in record.cpu_work if cost.server in indices and profiles[cost.server].is_on_cores)
+        busy_ns = sum(cost.cpu_ns for cost in cpu_work)
         until_ns = 0
         batches = (batch for batch in record.batches if batch.server in indices)
         for batch in sorted(batches, key=lambda batch: batch.started_ns):  # for how long some pass ran
@@ -298,7 +298,7 @@ def with_costs(profile: Profile, router_host: RouterHost | None, costs: DeviceCo
         "router_host": router_host,
         "handover": costs.handover,
         "busy_serving": costs.busy,
-        "chores": costs.chores,
+        "cpu_work": costs.cpu_work,
     }
     if costs.dispatch_s:
         update["dispatch_s"] = costs.dispatch_s
@@ -347,7 +347,7 @@ class _Recorder:
         self.views: list[ClusterView] = []
         self._policy = policy
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         if len(self.views) == VIEWS:
             raise _EnoughError
         self.views.append(view)

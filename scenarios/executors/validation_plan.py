@@ -1,7 +1,7 @@
 """The devices' actual slowdown for paired simulations, and the runs of a validation, their rates and order.
 
 Slowdown: how fast a virtual machine's core is depends on its host's other tenants. Like the arrivals, this comes from
-outside: a simulation that draws it at random is compared with another run than the one that was made. Agents on CPUs
+outside: a simulation that draws it at random is compared with another run than the one that was made. Workers on CPUs
 time a fixed piece of work between their batches (`hw.host_resources`); the profile has its time at full speed.
 
 `Campaign` receives two sides, simulation and hardware, as functions: each takes a `PlannedRun` and returns its result

@@ -23,7 +23,7 @@ from kit.strict import FileName, FilePath, Name, Plain, PossiblePath, StrictMode
 from kit.units import seconds
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
 from policies.goal_control import MAX_WEIGHT
-from policies.interfaces import GROUPS
+from policies.interfaces import MICRO_BATCH_SIZES
 from policies.observation import problem_with
 from policies.vocabulary import NS_PER_S, nanoseconds
 from scenarios.files.bundled_files import is_shipped_name, profile_file
@@ -245,7 +245,7 @@ class GreedySection(StrictModel):
         description="N_new: no further instance after this many loads for a key since its queue was last "
         "empty; null: 2 on a CPU, 0 on a GPU, where it is a second stream, not a second device",
     )
-    head_of_line: Literal["skip", "block"] = Field(
+    head_of_line: Literal["skip", "wait"] = Field(
         "skip", description="if the oldest key can't be served: try the next, or wait (the literal algorithm)"
     )
     skip_limit_s: SecondsOrZero = Field(0.5, description="wait after which a key is no longer overtaken")
@@ -407,7 +407,7 @@ class ClusterSection(StrictModel):
         return bool(self.owners) and all(server.emulated is not None for server in self.owners)
 
     def greedy_of(self, server: ServerSection) -> GreedySection:
-        """Return a server's knobs: its own if it gives them, otherwise the cluster's."""
+        """Return a server's parameters: its own if it gives them, otherwise the cluster's."""
         changes = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}
         return self.greedy.model_copy(update=changes)
 
@@ -440,18 +440,20 @@ def _one_by_one(
 class RouterSection(StrictModel):
     """Settings of the router's core, the same for every router."""
 
-    groups: tuple[Count, ...] = Field(GROUPS, description="group sizes to choose from, ascending", min_length=1)
-    outstanding_blocks: Count | None = Field(
-        None,
-        description="most blocks outstanding at a server; null: 4 on a real GPU, otherwise 2",
+    micro_batch_sizes: tuple[Count, ...] = Field(
+        MICRO_BATCH_SIZES, description="group sizes to choose from, ascending", min_length=1
     )
-    block_key: Literal["location", "any"] = Field(
-        "location", description="`location`: requests of a block must have their activations in one place"
+    outstanding_micro_batches: Count | None = Field(
+        None,
+        description="most micro-batches outstanding at a server; null: 4 on a real GPU, otherwise 2",
+    )
+    micro_batch_key: Literal["location", "any"] = Field(
+        "location", description="`location`: requests of a micro-batch must have their activations in one place"
     )
     max_batching_delay_s: Annotated[float, Field(ge=0, le=60)] = Field(
         0.0,
-        description="most time that a request may be held, over all segments, so that others join its block; "
-        "0: no holds",
+        description="most time that a request may be delayed, over all segments, so that others join its micro-batch; "
+        "0: no batching delays",
     )
     samples: Annotated[int, Field(ge=1, le=MAX_SERVERS)] | None = Field(
         None,
@@ -469,12 +471,12 @@ class RouterSection(StrictModel):
         "us if no profile has the host's cost",
     )
 
-    @field_validator("groups")
+    @field_validator("micro_batch_sizes")
     @classmethod
-    def _ascending(cls, groups: tuple[int, ...]) -> tuple[int, ...]:
-        if list(groups) != sorted(set(groups)):
-            raise ValueError(f"must ascend: {list(groups)}")
-        return groups
+    def _ascending(cls, micro_batch_sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if list(micro_batch_sizes) != sorted(set(micro_batch_sizes)):
+            raise ValueError(f"must ascend: {list(micro_batch_sizes)}")
+        return micro_batch_sizes
 
 
 class WorkloadSection(StrictModel):
@@ -595,13 +597,17 @@ class FlashWorkload(_Rated):
     factor: Annotated[float, Field(gt=1)] = Field(3.0, description="rate at the peak over the rate outside")
     at_s: SecondsOrZero = Field(description="start of the rise")
     rise_s: SecondsOrZero = Field(1.0, description="duration of the rise")
-    hold_s: SecondsOrZero = Field(10.0, description="duration of the peak")
+    peak_s: SecondsOrZero = Field(10.0, description="duration of the peak")
     fall_s: SecondsOrZero = Field(5.0, description="duration of the fall")
 
     def mean_factor(self, duration_s: float) -> float:
         """Return the mean rate over a run, in times of the rate outside the crowd."""
         left_s, full_s = duration_s - self.at_s, 0.0  # full_s: time at full height with as many arrivals
-        for length_s, begins, ends in ((self.rise_s, 0.0, 1.0), (self.hold_s, 1.0, 1.0), (self.fall_s, 1.0, 0.0)):
+        for length_s, begins, ends in (
+            (self.rise_s, 0.0, 1.0),
+            (self.peak_s, 1.0, 1.0),
+            (self.fall_s, 1.0, 0.0),
+        ):
             spent_s = min(max(left_s, 0.0), length_s)
             slope = (ends - begins) / length_s if length_s else 0.0
             full_s += spent_s * (begins + slope * spent_s / 2)
@@ -724,7 +730,7 @@ class WorkerHungFault(_Moment):
 
 
 class PoisonedFault(StrictModel):
-    """Some images are broken: the last segment finds no label for them."""
+    """Some images are broken: the last segment finds no prediction for them."""
 
     kind: Literal["poisoned"] = Field(description="")
     share: Share = Field(description="probability, for each request")
@@ -801,7 +807,7 @@ class RewardSection(StrictModel):
     beta: NonNegative = Field(1.0, description="of latency, in seconds")
     gamma: NonNegative = Field(0.0, description="of energy, in joules")
     delta: NonNegative = Field(0.0, description="of the variance of utilization over servers")
-    bonus: Annotated[float, Field()] = Field(0.0, description="added to every block's reward")
+    bonus: Annotated[float, Field()] = Field(0.0, description="added to every micro-batch's reward")
     centre: bool = Field(False, description="subtract the mean accuracy of all tuples from the accuracy term")
 
 
@@ -832,7 +838,7 @@ class TrainingSection(StrictModel):
     eps_max: Share = Field(0.3, description="share of uniform exploration in the server head at the start")
     eps_min: Share = Field(0.02, description="the same after `eps_decay` decisions")
     eps_decay: Count = Field(1_500_000, description="T_dec: decisions over which it falls linearly")
-    holds_s: tuple[Positive, ...] = Field(
+    batching_delays_s: tuple[Positive, ...] = Field(
         (),
         description="waits to choose from, ascending, up to `router.max_batching_delay_s`: a fourth head "
         "sends the candidates, or holds them until the next larger group is full, for this long at most; "
@@ -1095,8 +1101,8 @@ class Scenario(StrictModel):
                     )
         if self.shed and not any(self.deadlines_s):
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
-        if problem := problem_with(self.training.holds_s, self.router.max_batching_delay_s):
-            raise ValueError(f"training.holds_s: {problem}")
+        if problem := problem_with(self.training.batching_delays_s, self.router.max_batching_delay_s):
+            raise ValueError(f"training.batching_delays_s: {problem}")
         return self
 
     @property

@@ -188,8 +188,8 @@ def _check_profiles(scenario: Scenario, source: str) -> Profile | None:
             network, other = _network_of(profile), f"{first[0]!r} has another network: {_network_of(first[1])}"
             remedy = "give all servers profiles of one network (`slimsched profile synth --network`, or calibrate)"
             raise InputError(source, profile_key, f"{profile.name!r} is of {network}; {other}; {remedy}")
-        knobs, spans_hosts = scenario.cluster.greedy_of(server), scenario.cluster.backend == "ray"
-        _check_server_against(profile, server, knobs, source, key, spans_hosts=spans_hosts)
+        params, spans_hosts = scenario.cluster.greedy_of(server), scenario.cluster.backend == "ray"
+        _check_server_against(profile, server, params, source, key, spans_hosts=spans_hosts)
     return None if first is None else first[1]
 
 
@@ -226,9 +226,9 @@ def _check_server_against(
         raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
 
 
-def _greedy_key(server: ServerSection, knob: str, key: str) -> str:
-    """Return the key of a server's knob: its own, or the whole cluster's."""
-    return f"{key}.greedy.{knob}" if knob in server.greedy.model_fields_set else f"cluster.greedy.{knob}"
+def _greedy_key(server: ServerSection, param: str, key: str) -> str:
+    """Return the key of a server's parameter: its own, or the whole cluster's."""
+    return f"{key}.greedy.{param}" if param in server.greedy.model_fields_set else f"cluster.greedy.{param}"
 
 
 def check_faults(scenario: Scenario, source: str) -> None:

@@ -160,9 +160,9 @@ def require_what_is_known(run: Run) -> None:
 def _has_caps(run: Run) -> bool:
     """Return whether the scenario limits servers' memory, or names its content."""
     cluster = run.scenario.cluster
-    knobs = [cluster.greedy_of(server) for server in cluster.named_servers]
+    params = [cluster.greedy_of(server) for server in cluster.named_servers]
     devices = [server.device for server in cluster.named_servers if server.device is not None]
-    if any(each.vram_cap_gb is not None or not isinstance(each.preload, str) for each in knobs):
+    if any(each.vram_cap_gb is not None or not isinstance(each.preload, str) for each in params):
         return True
     return any(device.vram_gb is not None for device in devices)
 

@@ -17,7 +17,7 @@ from hw.networks.accuracy_table import Evaluation, PaperTable, load_accuracy, sa
 from hw.networks.datasets import Dataset, is_image_folder, load_dataset, require_fit
 from hw.networks.network_checks import require_conformance
 from hw.networks.network_files import ModelFile, Network, save_model
-from hw.networks.network_training import TrainingKnobs, evaluate, recipe, train
+from hw.networks.network_training import TrainingParams, evaluate, recipe, train
 from hw.subprocesses import Runner, Tell, apart, here
 from kit.errors import InputError, WorkError
 from kit.plugins import FAILURES, failure
@@ -59,8 +59,8 @@ def make_model(run: Run) -> None:
         return
     if network.is_own:
         require_conformance(network)  # a broken rule shows now, not after hours
-    knobs = training_knobs(run.scenario)
-    fingerprint = run.fingerprint(run.network_parts, run.images, knobs.of_the_result())
+    params = training_params(run.scenario)
+    fingerprint = run.fingerprint(run.network_parts, run.images, params.of_the_result())
 
     def work() -> Sequence[Path]:
         with blamed_on(run.scenario):
@@ -86,7 +86,7 @@ def make_accuracy(run: Run) -> None:
         run.stage("accuracy", fingerprint, work)
 
 
-def training_knobs(scenario: Scenario) -> TrainingKnobs:
+def training_params(scenario: Scenario) -> TrainingParams:
     """Return the data set's recipe, with what the scenario changes."""
     changes = scenario.model.training.model_dump(exclude_none=True)
     return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **changes)
@@ -131,11 +131,11 @@ def runner_for(device: str) -> Runner:
 
 
 def trained(
-    network: Network, data: Dataset, knobs: TrainingKnobs, checkpoint: Path, tensorboard: Path, tell: Tell
+    network: Network, data: Dataset, params: TrainingParams, checkpoint: Path, tensorboard: Path, tell: Tell
 ) -> bytes:
     """Return the weights, as safetensors; see `hw.networks.network_training.train`."""
     with own_code(network):
-        model = train(network, data, knobs, checkpoint=checkpoint, tensorboard=tensorboard, on_step=tell)
+        model = train(network, data, params, checkpoint=checkpoint, tensorboard=tensorboard, on_step=tell)
     return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
 
 
@@ -151,7 +151,7 @@ def train_model(run: Run, fingerprint: str) -> list[Path]:
     """Train the scenario's network, from the checkpoint of an interrupted training if it has the same settings."""
     network, folder = run.network, run.folder
     assert network is not None, "asked for by the caller"
-    knobs = training_knobs(run.scenario)
+    params = training_params(run.scenario)
     log_path = folder / "training" / f"model-{fingerprint[:12]}"
     checkpoint = log_path.with_suffix(".safetensors")
     data = load_dataset(run.scenario.model.dataset)
@@ -160,10 +160,10 @@ def train_model(run: Run, fingerprint: str) -> list[Path]:
         def on_step(done: int, steps: int) -> None:
             progress.set(done, steps)
 
-        task = partial(trained, network, data, knobs, checkpoint, log_path)
+        task = partial(trained, network, data, params, checkpoint, log_path)
         model = network.build()
-        model.load_state_dict(load(runner_for(knobs.device)(task, on_step)))
-    metadata = {"dataset": data.name, "training": json.dumps(asdict(knobs), sort_keys=True)}
+        model.load_state_dict(load(runner_for(params.device)(task, on_step)))
+    metadata = {"dataset": data.name, "training": json.dumps(asdict(params), sort_keys=True)}
     save_model(folder / MODEL_FILE, model, network.label, metadata)
     return [folder / MODEL_FILE]
 

@@ -95,7 +95,7 @@ class ModelOrders:
         self._run.say(f"serve: reads {path}")
         self._read = self._reader.submit(self._candidate, path, router, floor)
 
-    def orders(self, cluster: HardwareCluster, door: Ingress) -> Iterator[NewModel]:
+    def orders(self, cluster: HardwareCluster, frontend: Ingress) -> Iterator[NewModel]:
         """Yield the model that was read, for a cluster, and notify clients; report and ignore one that can't serve."""
         if self._read is None or not self._read.done():
             return
@@ -109,7 +109,7 @@ class ModelOrders:
         def on_taken_over() -> None:
             self._rolls = False
             self._serving, self.world = candidate.file, candidate.world
-            door.serve_model(candidate.version, top1)
+            frontend.serve_model(candidate.version, top1)
             text = f"serve: the model {candidate.version} serves from now on"
             self._journal.note("model", text, version=candidate.version)
 
@@ -230,7 +230,7 @@ def serve(
         world.cluster.weights,
         world.cluster.prior,
     )
-    slots = SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
+    slots = SLOTS * config.servers * config.outstanding_micro_batches * config.micro_batch_sizes[-1]
     with (
         real_cluster(without_faults(world), model, is_urgent=True) as cluster,
         accept_wishes(
@@ -242,23 +242,23 @@ def serve(
         served = _served(run, world, slots)  # while the servers start
         carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
         spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
-        open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
+        open_frontend = stack.enter_context(ingress(spec, room.listening, slots, journal))
         log = None
         if scenario.serve.log_gb:
             bounds = LogBounds(scenario.serve.log_gb * GB, scenario.serve.log_age_s)
             log = SegmentLog(run.folder / SERVED, bounds, lambda text: run.say(f"serve: {text}"))
             stack.callback(log.close)
         tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
-        tell = _Teller(open_door, tally, journal)
-        images = SlotImages(slots_of(open_door.arena, served.shape), served.shape)
+        tell = _Teller(open_frontend, tally, journal)
+        images = SlotImages(slots_of(open_frontend.arena, served.shape), served.shape)
 
         def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
             room.close()
             if log is not None:
                 log.watch(core)
-            return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
+            return Clients(open_frontend, images, stack.enter_context(_stopping(journal)), clock)
 
-        operator = Operator(wishes, lambda: orders.orders(wishes, cluster, open_door))
+        operator = Operator(wishes, lambda: orders.orders(wishes, cluster, open_frontend))
         return cluster.serve(traffic, config, routing, orders.goals, tally, tell, run.say, operator)
 
 
@@ -288,8 +288,8 @@ def _served(run: Run, world: World, slots: int) -> Served:
 class _Teller:
     """Reports the router's state: to the ingress, some times a second; to the journal, on changes; and to systemd."""
 
-    def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
-        self._door = door
+    def __init__(self, frontend: Ingress, tally: Tally, journal: Journal) -> None:
+        self._frontend = frontend
         self._tally = tally
         self._journal = journal
         self._is_ready = self._was_ready = False
@@ -303,7 +303,7 @@ class _Teller:
             else:
                 self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
         self._is_ready = self._tally.is_ready
-        self._door.report(self._tally.status(progress))
+        self._frontend.report(self._tally.status(progress))
         notify("WATCHDOG=1")
 
 
@@ -330,9 +330,9 @@ class _OperatorOrders:
         current = self._current
         return (GoalSet(current.floor, nanoseconds(current.p99_limit_s), current.energy_weight),)
 
-    def orders(self, wishes: Wishes, cluster: HardwareCluster, door: Ingress) -> Iterator[Order]:
+    def orders(self, wishes: Wishes, cluster: HardwareCluster, frontend: Ingress) -> Iterator[Order]:
         """Yield what the operator has changed since the last call; an unreadable request is reported, and ignored."""
-        yield from self._models.orders(cluster, door)
+        yield from self._models.orders(cluster, frontend)
         try:
             while not self._models.is_busy and (wish := next(wishes.steering(), None)) is not None:
                 if wish.router is not None:

@@ -21,7 +21,7 @@ from scenarios.files.router_files import write_rule
 from scenarios.job.job_stages import Run
 from scenarios.learn.drawn_clusters import Clusters, ClusterTraining, Generation
 from scenarios.learn.ppo_training import require_one_class, require_trainable, score_router
-from scenarios.learn.tune import knobs_of, tune_world
+from scenarios.learn.tune import params_of, tune_world
 from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
 from scenarios.metrics.run_result import ClustersScore, Score
 from scenarios.metrics.statistics import estimate
@@ -79,9 +79,9 @@ def _made(run: Run, world: World, kind: str, says_score: bool) -> Score:
 
 def _tuned(run: Run, world: World, kind: str, memo: Memo) -> list[dict[str, float]]:
     """Tune a rule by direct search, and write it; return the cost of each generation."""
-    knobs = knobs_of(world)
-    with announced(world, kind, knobs, say=run.say, quiet=run.quiet) as tell:
-        tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo)
+    params = params_of(world)
+    with announced(world, kind, params, say=run.say, quiet=run.quiet) as tell:
+        tuned = tune_world(world, kind, params, on_progress=tell, memo=memo)
     run.say(f"train: {tuned_text(tuned)}")
     save_tuned(run.made(kind), tuned, world, run.scenario.name, is_of_a_run=True)
     return [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]

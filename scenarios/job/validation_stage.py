@@ -135,7 +135,7 @@ def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: st
     finished = tuple(runs)
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
-    write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
+    write_cores(folder, world.cluster.router, [server.params for server in world.cluster.servers])
     if not predicted.rows:
         folder.remove_outputs(PREDICT)
     predictions = {} if plan.section.loads else predictions_of(run, world, plan, plan.pairs(), predicted)

@@ -43,7 +43,7 @@ SCHEMA: Final = "slimsched.clusters/1"
 WARMUP: Final = 0.1  # of a run: what arrives then is not scored
 MIN_RUN_S: Final = 1.0
 MIN_BURST: Final = 1.1
-PART: Final = 8  # images of a block by which it is judged how many decisions the router's host can make
+PART: Final = 8  # images of a micro-batch by which it is judged how many decisions the router's host can make
 
 
 def _ascending(span: tuple[float, float]) -> tuple[float, float]:
@@ -74,9 +74,9 @@ class Clusters(StrictModel):
         description="lists of links: a cluster's servers draw from one list"
     )
     host: Span = Field((0.1, 3.5), description="factor on the profiles' cost of decisions on the router's host")
-    batching_delay: Span = Field((0.3, 2.2), description="`router.max_batching_delay_s`, in units of Compass")
-    outstanding_blocks: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
-        (2, 4), description="`router.outstanding_blocks`"
+    batching_delay: Span = Field((0.3, 2.2), description="`router.max_peak_s`, in units of Compass")
+    outstanding_micro_batches: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
+        (2, 4), description="`router.outstanding_micro_batches`"
     )
     load: Span = Field((0.2, 0.95), description="mean rate over the capacity of devices and router")
     busiest: Positive = Field(1.4, description="limit of the peak rate over that capacity")
@@ -143,7 +143,7 @@ def drawn_world(spec: Clusters, name: str) -> World:
         "name": f"{spec.name}-{name}",
         "model": {"accuracy": spec.accuracy},
         "cluster": {"servers": servers, "greedy": {"preload": "all", "idle_unload_s": None}},
-        "router": {"outstanding_blocks": _one(spec.outstanding_blocks, rng)},
+        "router": {"outstanding_micro_batches": _one(spec.outstanding_micro_batches, rng)},
         "workload": {"kind": "poisson", "rate_img_s": 1.0},
     }
 
@@ -153,13 +153,13 @@ def drawn_world(spec: Clusters, name: str) -> World:
 
     world = built()
     unit_s = unit_of(world.context) / NS_PER_S
-    document["router"]["max_batching_delay_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
+    document["router"]["max_peak_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
     duration_s, document["workload"] = _workload(spec, _carried_img_s(world), rng)
     document |= {"duration_s": duration_s, "warmup_s": WARMUP * duration_s}
     if rng.random() < spec.short_of_memory:
         share = _even(spec.memory, rng)
-        knobs = [server.knobs for server in world.cluster.servers]
-        cap_bytes = max(each.context_bytes + share * (each.all_bytes - each.context_bytes) for each in knobs)
+        params = [server.params for server in world.cluster.servers]
+        cap_bytes = max(each.context_bytes + share * (each.all_bytes - each.context_bytes) for each in params)
         document["cluster"]["greedy"] = {"vram_cap_gb": cap_bytes / GB}
     document["faults"] = _faults(spec, count, duration_s, rng)
     return built()
@@ -175,7 +175,7 @@ def _profile(device: str, slowdown: float, host: float) -> Profile:
     if host_costs is None:
         return profile
     costs = {
-        key: cost.model_copy(update={"block_s": host * cost.block_s, "image_s": host * cost.image_s})
+        key: cost.model_copy(update={"micro_batch_s": host * cost.micro_batch_s, "image_s": host * cost.image_s})
         for key, cost in (("decision", host_costs.decision), ("returned", host_costs.returned))
     }
     return profile.model_copy(update={"router_host": host_costs.model_copy(update=costs)})
@@ -190,11 +190,12 @@ def _accuracy(spec: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
 
 
 def _carried_img_s(world: World) -> float:
-    """Return the rate of the devices at middle widths, or of the router's host in small blocks, whichever is less."""
+    """Return the rate of the devices at middle widths, or of the router's host in small micro-batches, whichever is
+    less."""
     config, host = world.cluster.router, world.cluster.host
     middle = middle_widths(config)
     devices_img_s = sum(NS_PER_S / path_ns(world.costs, server, middle) for server in range(config.servers))
-    image_ns = world.cluster.block_ns / PART + (0 if host is None else host.decision[1] + host.returned[1])
+    image_ns = world.cluster.micro_batch_ns / PART + (0 if host is None else host.decision[1] + host.returned[1])
     host_img_s = NS_PER_S / (config.segments * image_ns) if image_ns else devices_img_s
     return min(devices_img_s, host_img_s)
 
@@ -216,8 +217,14 @@ def _workload(spec: Clusters, carried_img_s: float, rng: np.random.Generator) ->
     elif kind == "diurnal":
         changes = {"amplitude": min(1.0, burst - 1.0), "period_s": duration_s * float(rng.uniform(0.4, 1.0))}
     elif kind == "flash":
-        at_s, rise_s, hold_s, fall_s = (part * duration_s for part in (0.3, 0.03, 0.27, 0.1))
-        changes = {"factor": burst, "at_s": at_s, "rise_s": rise_s, "hold_s": hold_s, "fall_s": fall_s}
+        at_s, rise_s, peak_s, fall_s = (part * duration_s for part in (0.3, 0.03, 0.27, 0.1))
+        changes = {
+            "factor": burst,
+            "at_s": at_s,
+            "rise_s": rise_s,
+            "peak_s": peak_s,
+            "fall_s": fall_s,
+        }
         rate_img_s /= 1.0 + (burst - 1.0) / 3.0  # so that it has about the load
     return duration_s, {"kind": kind, "rate_img_s": rate_img_s, **changes}
 

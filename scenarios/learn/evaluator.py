@@ -32,7 +32,7 @@ UNSERVED_PRICE = 100.0  # in the logarithm of the latency: no latency is so low 
 
 
 @dataclass(frozen=True, slots=True)
-class TuningKnobs:
+class TuningParams:
     """How a router is tuned.
 
     Attributes:
@@ -132,13 +132,13 @@ class Evaluator:
     def __init__(
         self,
         world: World,
-        knobs: TuningKnobs,
+        params: TuningParams,
         workers: ThreadPoolExecutor,
         memo: Memo | None = None,
         on_measured: OnMeasured | None = None,
     ) -> None:
         self.world = world
-        self.knobs = knobs
+        self.params = params
         self.decisions = 0
         self._scorer = Scorer(world)
         self._workers = workers
@@ -150,8 +150,8 @@ class Evaluator:
     def seeded(self, number: int) -> Evaluator:
         """Return the runs of one of several searches, the first with the same seed; decisions are counted together."""
         evaluator = copy(self)
-        seed = self.knobs.seed if number == 0 else derived_seed(self.knobs.seed, f"search:{number}")
-        evaluator.knobs, evaluator.decisions = replace(self.knobs, seed=seed), 0
+        seed = self.params.seed if number == 0 else derived_seed(self.params.seed, f"search:{number}")
+        evaluator.params, evaluator.decisions = replace(self.params, seed=seed), 0
         return evaluator
 
     @property
@@ -161,9 +161,9 @@ class Evaluator:
 
     def trace_slice(self, name: str, part: int) -> SampledRun:
         """Return a run of the search, from one part of the scenario; its name gives its seed."""
-        seed = derived_seed(self.knobs.seed, f"tune:{name}")
-        length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
-        return SampledRun(seed, duration_s=length_s, trace_slice=TraceSlice(part, self.knobs.episodes))
+        seed = derived_seed(self.params.seed, f"tune:{name}")
+        length_s = min(self.params.episode_s, self.world.scenario.duration_s)
+        return SampledRun(seed, duration_s=length_s, trace_slice=TraceSlice(part, self.params.episodes))
 
     def full(self, number: int) -> SampledRun:
         """Return a run of full length, for accuracy matching."""
@@ -174,7 +174,7 @@ class Evaluator:
         return self._whole(f"tune:race:{number}")
 
     def _whole(self, name: str) -> SampledRun:
-        return SampledRun(derived_seed(self.knobs.seed, name), trace_slice=TraceSlice())
+        return SampledRun(derived_seed(self.params.seed, name), trace_slice=TraceSlice())
 
     def measure(self, tries: Sequence[Try]) -> list[RunScore]:
         """Measure each router on its run."""
@@ -209,20 +209,20 @@ class Evaluator:
         return {index: [first[index], *islice(more, len(runs) - 1)] for index in indices}
 
 
-def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
+def latency_cost(scores: Sequence[RunScore], params: TuningParams) -> float:
     """Return what is minimised: mean latency and, with a weight, 99th percentile, over runs; or energy within a limit.
 
     A router that sheds images has low latency for the others: one that leaves more than `LIMIT` unserved ranks behind
     all that do not.
     """
     share = unserved(scores)
-    return _cost(scores, knobs) + (UNSERVED_PRICE * (1 + share) if share > LIMIT else 0.0)
+    return _cost(scores, params) + (UNSERVED_PRICE * (1 + share) if share > LIMIT else 0.0)
 
 
-def _cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
-    if knobs.objective == "energy":
-        assert knobs.p99_limit_s is not None, "asked for with the objective"
-        limit_s = NEAR * knobs.p99_limit_s  # so that no search ends on the edge
+def _cost(scores: Sequence[RunScore], params: TuningParams) -> float:
+    if params.objective == "energy":
+        assert params.p99_limit_s is not None, "asked for with the objective"
+        limit_s = NEAR * params.p99_limit_s  # so that no search ends on the edge
         beyond = [BEYOND_PRICE * max(0.0, log(score.p99_s / limit_s)) for score in scores]
         return float(np.mean([log(score.image_j) + price for score, price in zip(scores, beyond, strict=True)]))
     return float(np.mean([log(score.mean_s) + TAIL * log(score.p99_s) for score in scores]))
@@ -233,16 +233,16 @@ def shortfall(scores: Sequence[RunScore], floor: float) -> float:
     return (floor - mean_accuracy(scores)) / POINT
 
 
-def lacking(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
+def lacking(scores: Sequence[RunScore], params: TuningParams) -> float:
     """Return points of accuracy below the floor.
 
     With classes of requests, those of the class that is furthest below its own, of those in which a request was
     completed.
     """
-    if not knobs.class_floors:
-        return shortfall(scores, knobs.floor)
+    if not params.class_floors:
+        return shortfall(scores, params.floor)
     points = []
-    for number, floor in enumerate(knobs.class_floors):
+    for number, floor in enumerate(params.class_floors):
         images = sum(score.class_images[number] for score in scores)
         right = sum(score.class_images[number] * score.class_accuracies[number] for score in scores)
         if images:

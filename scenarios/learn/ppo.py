@@ -3,8 +3,8 @@
 Simulated clusters (`sim.compiled.rollout`) provide the decisions. The policy is fixed while a batch is collected, and
 so is the share of exploration. The same seed gives the same weights, whatever the number of threads that decide.
 
-All means are over images: a block's decision counts once for each of its images. With means over blocks, a block of one
-image would have the weight of one of 32.
+All means are over images: a micro-batch's decision counts once for each of its images. With means over blocks, a
+micro-batch of one image would have the weight of one of 32.
 
 A checkpoint is written between updates. Resuming from one continues with the very weights, optimizer, counters and
 stream; episodes restart (decisions still without a reward are lost), each with the seed of its next episode. So a
@@ -46,7 +46,7 @@ MAX_THREADS: Final = 2  # the learner takes no more
 _TINY: Final = 1e-37  # below any probability that float32 can hold
 _FIGURES: Final = (
     *("loss/policy", "loss/value", "update/approx_kl", "update/clip_fraction"),
-    *("entropy/server", "entropy/width", "entropy/group", "entropy/hold"),
+    *("entropy/server", "entropy/width", "entropy/micro_batch_size", "entropy/batching_delay"),
 )
 _OPTIMIZER: Final = "optimizer."
 
@@ -92,9 +92,9 @@ def _linear(inputs: int, outputs: int, gain: float, generator: torch.Generator) 
 # ------------------------------------------------------------------------------------------------------------ the loss
 
 
-def exploration(knobs: TrainingSection, decisions: int) -> float:
+def exploration(params: TrainingSection, decisions: int) -> float:
     """Return eps_t of Eq. 5 after this number of decisions."""
-    return knobs.eps_max + (knobs.eps_min - knobs.eps_max) * min(1.0, decisions / knobs.eps_decay)
+    return params.eps_max + (params.eps_min - params.eps_max) * min(1.0, decisions / params.eps_decay)
 
 
 def advantages(reward: Floats, value: Floats, images: Floats) -> Floats:
@@ -112,7 +112,7 @@ def explained_variance(reward: Floats, value: Floats) -> float:
 
 
 def loss_of(
-    network: PolicyNetwork, decisions: Experience, advantage: Floats, knobs: TrainingSection
+    network: PolicyNetwork, decisions: Experience, advantage: Floats, params: TrainingSection
 ) -> tuple[Tensor, Tensor]:
     """Return PPO's loss and its figures: losses, divergence, share of clipped ratios, the heads' entropies.
 
@@ -130,26 +130,29 @@ def loss_of(
     log_prob = torch.log(((1 - eps) * server.exp() + eps / valid).clamp_min(_TINY)) + sum(others)  # Eq. 5, 6
     log_ratio = log_prob - torch.from_numpy(decisions.log_prob)
     ratio, better = log_ratio.exp(), torch.from_numpy(advantage)
-    gain = torch.minimum(ratio * better, ratio.clamp(1 - knobs.clip, 1 + knobs.clip) * better)
-    divergence, is_clipped = (ratio - 1 - log_ratio).detach(), ((ratio - 1).abs() > knobs.clip).float()
+    gain = torch.minimum(ratio * better, ratio.clamp(1 - params.clip, 1 + params.clip) * better)
+    divergence, is_clipped = (ratio - 1 - log_ratio).detach(), ((ratio - 1).abs() > params.clip).float()
     value_error = 0.5 * (torch.from_numpy(decisions.reward) - value).square()
     entropies = [-(each.exp() * each).sum(1) for each in chances]
     share = torch.from_numpy(decisions.images / decisions.images.sum())
     figures = torch.stack([-gain, value_error, divergence, is_clipped, *entropies]) @ share
-    loss = figures[0] + knobs.value_weight * figures[1] - knobs.entropy_weight * figures[4:].sum()
+    loss = figures[0] + params.value_weight * figures[1] - params.entropy_weight * figures[4:].sum()
     return loss, figures.detach()
 
 
 def _chances(logits: Tensor, decisions: Experience) -> list[Tensor]:
     """Return log-probabilities of each head; masked entries have none."""
-    groups = (
-        logits.shape[1] - decisions.server_mask.shape[1] - decisions.width_mask.shape[1] - decisions.hold_mask.shape[1]
+    micro_batch_sizes = (
+        logits.shape[1]
+        - decisions.server_mask.shape[1]
+        - decisions.width_mask.shape[1]
+        - decisions.batching_delay_mask.shape[1]
     )
     masks = [
         decisions.server_mask,
         decisions.width_mask,
-        np.ones((len(decisions), groups), np.bool_),
-        decisions.hold_mask,
+        np.ones((len(decisions), micro_batch_sizes), np.bool_),
+        decisions.batching_delay_mask,
     ]
     parts = torch.split(logits, [mask.shape[1] for mask in masks], dim=-1)
     return [
@@ -163,12 +166,12 @@ def _chances(logits: Tensor, decisions: Experience) -> list[Tensor]:
 
 
 class Trainer:
-    """Training for `knobs.decisions` decisions, over all clusters together.
+    """Training for `params.decisions` decisions, over all clusters together.
 
     Args:
         begin: creates the clusters from the number of their first episode, 0 unless a training is resumed.
         spec: the router's shape.
-        knobs: Eq. 5 and Eq. 8-13.
+        parameters: Eq. 5 and Eq. 8-13.
         seed: of weights, minibatches and episodes.
         path: its checkpoint; resumes from the one that is there.
     """
@@ -177,15 +180,15 @@ class Trainer:
         self,
         begin: Callable[[int], Rollouts],
         spec: PolicySpec,
-        knobs: TrainingSection,
+        params: TrainingSection,
         seed: int,
         path: Path | None = None,
     ) -> None:
         self.spec = spec
-        self.knobs = knobs
+        self.params = params
         self._path = path
-        self.network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=knobs.learning_rate, eps=1e-5)
+        self.network = PolicyNetwork(spec, params.hidden, derived_seed(seed, "ppo:weights"))
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=params.learning_rate, eps=1e-5)
         self.progress = {"decisions": 0, "updates": 0, "episodes": 0}
         self._minibatches, self._forgotten = stream(seed, "ppo:minibatches"), 0
         if path is not None and path.is_file():
@@ -194,27 +197,27 @@ class Trainer:
 
     def run(self, log: OnProgress | None = None) -> PPORouter:
         """Train to the end; returns the router. `WorkError` if training diverges."""
-        while self.progress["decisions"] < self.knobs.decisions:
+        while self.progress["decisions"] < self.params.decisions:
             scalars = self.iterate()
             if scalars is not None and log is not None:
                 log(self.progress["decisions"], scalars)
-            if scalars is not None and self.progress["updates"] % self.knobs.checkpoint_every == 0:
+            if scalars is not None and self.progress["updates"] % self.params.checkpoint_every == 0:
                 self._save()
         self._save()
-        return PPORouter(self.spec, self.network.tensors(), deterministic=self.knobs.deterministic)
+        return PPORouter(self.spec, self.network.tensors(), deterministic=self.params.deterministic)
 
     def iterate(self) -> dict[str, float] | None:
         """Decide until an update is due and make it; returns the log's scalars, or None if the decisions ran out
         before."""
-        weights = Layout(self.spec, self.knobs.hidden).pack(self.network.tensors())
+        weights = Layout(self.spec, self.params.hidden).pack(self.network.tensors())
         rollouts, parts = self.rollouts, list[Experience]()
         complete = 0
-        while complete < self.knobs.batch:
+        while complete < self.params.batch:
             decisions = self.progress["decisions"]
-            if decisions >= self.knobs.decisions:
+            if decisions >= self.params.decisions:
                 return None
-            before, limit = rollouts.decisions, min(self.knobs.decisions - decisions, self.knobs.batch - complete)
-            parts.append(rollouts.collect(weights, exploration(self.knobs, decisions), limit))
+            before, limit = rollouts.decisions, min(self.params.decisions - decisions, self.params.batch - complete)
+            parts.append(rollouts.collect(weights, exploration(self.params, decisions), limit))
             complete += len(parts[-1])
             self.progress["decisions"] += rollouts.decisions - before
             self.progress["episodes"] = rollouts.episodes
@@ -228,7 +231,7 @@ class Trainer:
             "reward/mean": float(experience.reward.mean()),
             **{f"reward/{name}": float(getattr(terms, name)) for name in terms.__struct_fields__},
             **figures,
-            "eps": exploration(self.knobs, self.progress["decisions"]),
+            "eps": exploration(self.params, self.progress["decisions"]),
             "episodes": float(self.progress["episodes"]),
             "decisions/waiting": float(rollouts.waiting),
             "decisions/forgotten": float(forgotten),
@@ -240,15 +243,15 @@ class Trainer:
         Raises:
             WorkError: the gradient diverges; that step changes nothing.
         """
-        knobs, steps = self.knobs, list[list[float]]()
+        params, steps = self.params, list[list[float]]()
         advantage = advantages(experience.reward, experience.value, experience.images)
-        parts = ceil(len(experience) / knobs.minibatch)  # equal ones, no small last one
-        for _ in range(knobs.epochs):
+        parts = ceil(len(experience) / params.minibatch)  # equal ones, no small last one
+        for _ in range(params.epochs):
             for rows in np.array_split(self._minibatches.permutation(len(experience)), parts):
-                loss, figures = loss_of(self.network, experience.rows(rows), advantage[rows], knobs)
+                loss, figures = loss_of(self.network, experience.rows(rows), advantage[rows], params)
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
-                norm = float(nn.utils.clip_grad_norm_(self.network.parameters(), knobs.max_grad_norm))
+                norm = float(nn.utils.clip_grad_norm_(self.network.parameters(), params.max_grad_norm))
                 if not np.isfinite(norm):
                     remedy = "lower learning_rate or the reward's weights"
                     raise WorkError(f"training diverged: the gradient is not finite; {remedy}")
@@ -268,7 +271,7 @@ class Trainer:
             moments = self.optimizer.state[parameter].items()
             tensors |= {f"{_OPTIMIZER}{moment}.{name}": value.numpy() for moment, value in moments}
         training = {"progress": self.progress, "minibatches": self._minibatches.bit_generator.state}
-        metadata = header(self.spec, self.knobs.deterministic) | {"training": json.dumps(training)}
+        metadata = header(self.spec, self.params.deterministic) | {"training": json.dumps(training)}
         checkpoint.write(self._path, tensors, metadata)
 
     def _restore(self, path: Path) -> None:
@@ -291,16 +294,16 @@ def train_world(world: World, folder: Path, *, seed: int, on_progress: OnProgres
         folder: gets the checkpoint and a TensorBoard log; of this very training.
         on_progress: gets decisions and scalars.
     """
-    knobs, spec = world.scenario.training, spec_of(world)
+    params, spec = world.scenario.training, spec_of(world)
 
     def begin(first_episode: int) -> Rollouts:
         return Rollouts(
             world.cluster,
-            partial(episode, world, load_range=knobs.load_range),
+            partial(episode, world, load_range=params.load_range),
             spec,
-            knobs.hidden,
+            params.hidden,
             seed,
-            clusters=knobs.environments,
+            clusters=params.environments,
             threads=min(core_count(), MAX_THREADS),
             first_episode=first_episode,
         )
@@ -314,4 +317,4 @@ def train_world(world: World, folder: Path, *, seed: int, on_progress: OnProgres
             if on_progress is not None:
                 on_progress(done, scalars)
 
-        return Trainer(begin, spec, knobs, seed, folder / CHECKPOINT).run(log)
+        return Trainer(begin, spec, params, seed, folder / CHECKPOINT).run(log)

@@ -78,7 +78,7 @@ def require_one_class(scenario: Scenario) -> None:
 def spec_of(world: World) -> PolicySpec:
     """Return the shape of a router that is learned for a world."""
     limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-    return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.holds_s)
+    return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.batching_delays_s)
 
 
 # --------------------------------------------------------------------------------------------------------- its score
@@ -104,7 +104,7 @@ def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, see
     if differ := [name for name in names if getattr(record, name) != getattr(compiled, name)]:
         problem = f"the engines disagree about the trained router's run ({', '.join(differ)}): this is a bug"
         raise WorkError(f"{problem}, please report it")
-    rewards = [block.reward.total for block in record.blocks]
+    rewards = [micro_batch.reward.total for micro_batch in record.micro_batches]
     return Score(
         schema="slimsched.score/1",
         router=name,

@@ -26,8 +26,8 @@ from policies.rules.rule_context import RouterContext, efficient_tuples
 from policies.rules.rule_params import (
     LARGEST,
     POINT,
+    BatchingDelaySpec,
     FixedRule,
-    HoldSpec,
     LadderRule,
     PlacedRule,
     Reals,
@@ -40,7 +40,7 @@ from scenarios.learn.evaluator import (
     Decisions,
     Evaluator,
     OnMeasured,
-    TuningKnobs,
+    TuningParams,
     lacking,
     latency_cost,
     search_threads,
@@ -144,7 +144,7 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.router_kinds.TUNED`.
-        knobs: how it was tuned.
+        parameters: how it was tuned.
         winner: of the final evaluation; its spec goes into the router's file.
         figures: over the full-length runs that the floor was set on, or of the final evaluation if there was nothing to
             set.
@@ -154,7 +154,7 @@ class Tuned:
     """
 
     kind: str
-    knobs: TuningKnobs
+    params: TuningParams
     winner: Finalist
     figures: RouterFigures
     searches: int
@@ -255,7 +255,7 @@ class FloorMultiplier:
 # after the first of them the better half continues.
 
 
-def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
+def holds_of(context: RouterContext) -> tuple[BatchingDelaySpec | None, ...]:
     """Return the options: nothing; until N or for a time, in every segment or at the first alone; or Compass' way.
 
     That is: as many as arrive while the router's host decides an image's end-to-end path alone, times a factor
@@ -263,14 +263,20 @@ def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
     """
     config = context.config
     limit_s, later = config.max_batching_delay_ns / NS_PER_S, config.segments - 1
-    share_s, host_s = limit_s / config.segments, config.segments * context.block_ns / NS_PER_S
+    share_s, host_s = limit_s / config.segments, config.segments * context.micro_batch_ns / NS_PER_S
     if not limit_s:
         return (None,)
-    sizes = [(size, wait) for size in config.groups if size >= FEWEST for wait in WAITS]
-    every = [HoldSpec(requests=(size,) * (later + 1), wait_s=(wait * share_s,) * (later + 1)) for size, wait in sizes]
-    first = [HoldSpec(requests=(size, *[1] * later), wait_s=(wait * limit_s, *[0.0] * later)) for size, wait in sizes]
+    sizes = [(size, wait) for size in config.micro_batch_sizes if size >= FEWEST for wait in WAITS]
+    every = [
+        BatchingDelaySpec(requests=(size,) * (later + 1), wait_s=(wait * share_s,) * (later + 1))
+        for size, wait in sizes
+    ]
+    first = [
+        BatchingDelaySpec(requests=(size, *[1] * later), wait_s=(wait * limit_s, *[0.0] * later))
+        for size, wait in sizes
+    ]
     by_host = [
-        HoldSpec(
+        BatchingDelaySpec(
             requests=(FEWEST, *[1] * later),
             wait_s=(limit_s, *[share_s] * later),
             arrivals_s=(at_first * host_s, *[at_later * host_s] * later),
@@ -290,11 +296,11 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
 
     Finding it comes on top of the budget of the search.
     """
-    knobs = evaluator.knobs
-    runs = [evaluator.trace_slice(f"{name}:{part}", part) for part in range(knobs.episodes)]
+    params = evaluator.params
+    runs = [evaluator.trace_slice(f"{name}:{part}", part) for part in range(params.episodes)]
 
     def cost(scores: Sequence[RunScore], price: float = PRICE) -> float:
-        return latency_cost(scores, knobs) + price * max(0.0, lacking(scores, knobs))
+        return latency_cost(scores, params) + price * max(0.0, lacking(scores, params))
 
     picked = dict(settings)
     for key, options in options_of(spec, evaluator):
@@ -309,8 +315,15 @@ def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tupl
     context, is_placed = evaluator.context, isinstance(spec, PlacedRule)
     options: dict[str, tuple[Any, ...]] = {
         "placement": PLACEMENT_NAMES if is_placed else (),
-        "hold": holds_of(context),
-        "group": (LARGEST, *(group for group in context.config.groups[:-1] if group >= FEWEST)),
+        "batching_delay": holds_of(context),
+        "micro_batch_size": (
+            LARGEST,
+            *(
+                micro_batch_size
+                for micro_batch_size in context.config.micro_batch_sizes[:-1]
+                if micro_batch_size >= FEWEST
+            ),
+        ),
     }
     for key, values in options.items():
         if len(values) > 1:
@@ -328,7 +341,7 @@ def settled(space: Space, settings: Settings) -> Space:
 def tune_world(
     world: World,
     kind: str,
-    knobs: TuningKnobs,
+    params: TuningParams,
     *,
     on_progress: OnMeasured | None = None,
     memo: Memo | None = None,
@@ -343,21 +356,21 @@ def tune_world(
         InputError: unknown kind; a floor that no width tuple reaches.
         FloorError: the floor can't be kept on this scenario by this kind.
     """
-    require_possible(world, kind, knobs)
+    require_possible(world, kind, params)
     with search_threads() as workers:
-        evaluator = Evaluator(world, knobs, workers, memo, on_progress)
-        space = space_of(world, kind, knobs)
+        evaluator = Evaluator(world, params, workers, memo, on_progress)
+        space = space_of(world, kind, params)
         finalists = _tuples(evaluator) if space is None else _searches(kind, space, evaluator)
         winner, final_scores = evaluate_finalists(finalists, evaluator)
         figures = winner.matched or next(each.figures for each in final_scores if each.finalist is winner)
-        is_low = figures.accuracy < knobs.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is reported
-        if winner.matched is None and is_low and not knobs.class_floors:  # some servers hold too little
+        is_low = figures.accuracy < params.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is reported
+        if winner.matched is None and is_low and not params.class_floors:  # some servers hold too little
             raise FloorError(_too_low(kind, evaluator, figures.accuracy))
-        searches = 0 if space is None else knobs.searches
-        return Tuned(kind, knobs, winner, figures, searches, final_scores, evaluator.spent)
+        searches = 0 if space is None else params.searches
+        return Tuned(kind, params, winner, figures, searches, final_scores, evaluator.spent)
 
 
-def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
+def require_possible(world: World, kind: str, params: TuningParams) -> None:
     """Raise `InputError` for an unknown kind, several models, or a floor that no width tuple reaches."""
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
@@ -365,24 +378,24 @@ def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
         problem = f"a rule is tuned for one model, here are {len(models)}; take ladder or compass as they ship"
         raise InputError(world.scenario.name, "model", problem)
     best = max(world.held_top1.values())
-    if knobs.floor > best:
-        problem = f"{knobs.floor:g} is above the most accurate width tuple that the servers can hold"
+    if params.floor > best:
+        problem = f"{params.floor:g} is above the most accurate width tuple that the servers can hold"
         problem = f"{problem}; possible is up to {best:.4f}"
         raise InputError(world.scenario.name, "--floor", problem)
 
 
-def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
+def space_of(world: World, kind: str, params: TuningParams) -> Space | None:
     """Return the space to search; None if all candidates can be evaluated."""
-    space: Space | None = KINDS[kind].load().space(world.context, knobs.floor)
-    if space is None or not _keeps_classes(kind, knobs):
+    space: Space | None = KINDS[kind].load().space(world.context, params.floor)
+    if space is None or not _keeps_classes(kind, params):
         return space
     plain = space.spec
     return replace(space, spec=lambda values: plain(values).model_copy(update={"control": FLOORS}))
 
 
-def _keeps_classes(kind: str, knobs: TuningKnobs) -> bool:
+def _keeps_classes(kind: str, params: TuningParams) -> bool:
     """Check whether each candidate keeps the floors of the classes alone; other kinds treat all as the strictest."""
-    return bool(knobs.class_floors) and kind in CONTROLLED
+    return bool(params.class_floors) and kind in CONTROLLED
 
 
 def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
@@ -395,7 +408,7 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
     finalists: list[Finalist] = []
     settled_space = space
     first = best_settings(space.spec(space.start), evaluator, "settings, first", {})
-    for number in range(evaluator.knobs.searches):
+    for number in range(evaluator.params.searches):
         seeded = evaluator.seeded(number)
         seeded.part = "search"
         values, history = _search(settled(space, first), seeded)
@@ -409,7 +422,7 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
         except FloorError:
             if not finalists:
                 raise
-    is_cheap = evaluator.spent.matching <= CHEAP * evaluator.knobs.decisions * len(finalists)
+    is_cheap = evaluator.spent.matching <= CHEAP * evaluator.params.decisions * len(finalists)
     if (
         (is_cheap or kind == COMPASS)
         and _start(space)
@@ -427,18 +440,18 @@ def _start(space: Space) -> list[tuple[str, RuleSpec]]:
 
 def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple[int, float]]]:
     """Search until the decisions are used up, or it has settled; returns last mean, last generation's best, history."""
-    knobs, before = evaluator.knobs, evaluator.decisions
+    params, before = evaluator.params, evaluator.decisions
     search = CrossEntropy(
         _first(space, evaluator),
         space.spread,
-        stream(knobs.seed, f"tune:{space.stream}"),
-        knobs.population,
-        knobs.elite,
+        stream(params.seed, f"tune:{space.stream}"),
+        params.population,
+        params.elite,
     )
     price = FloorMultiplier((0.1, 0.05, 0.05), start=PRICE)
     history: list[tuple[int, float]] = []
     generation = 0
-    limit = evaluator.decisions + knobs.decisions
+    limit = evaluator.decisions + params.decisions
     while evaluator.decisions < limit and not search.settled:
         candidates = search.ask()
         costs, lacking = _generation(space, evaluator, candidates, generation, price.value, halves=True)
@@ -463,24 +476,24 @@ def _generation(
     space: Space, evaluator: Evaluator, candidates: Reals, generation: int, price: float, *, halves: bool
 ) -> tuple[Reals, float]:
     """Return what each candidate costs, and what the mean one lacks of the floor."""
-    knobs = evaluator.knobs
+    params = evaluator.params
 
     runs = [  # common to all; the first one is on every part in turn
-        evaluator.trace_slice(f"{generation}:{episode}", (generation + episode) % knobs.episodes)
-        for episode in range(knobs.episodes)
+        evaluator.trace_slice(f"{generation}:{episode}", (generation + episode) % params.episodes)
+        for episode in range(params.episodes)
     ]
     specs = [space.spec(candidate) for candidate in candidates]
 
     def cost(scores: Sequence[RunScore]) -> float:
-        return latency_cost(scores, knobs) + price * lacking(scores, knobs)
+        return latency_cost(scores, params) + price * lacking(scores, params)
 
     def early(scores: Sequence[RunScore]) -> float:
-        return latency_cost(scores, knobs) + EARLY * price * max(0.0, lacking(scores, knobs))
+        return latency_cost(scores, params) + EARLY * price * max(0.0, lacking(scores, params))
 
     scores = evaluator.measure_all(specs, runs, early if halves else None)
     costs = np.full(len(candidates), inf)
     costs[list(scores)] = [cost(each) for each in scores.values()]
-    return costs, lacking(next(iter(scores.values())), knobs)
+    return costs, lacking(next(iter(scores.values())), params)
 
 
 def _matched(
@@ -491,9 +504,9 @@ def _matched(
     history: Sequence[tuple[int, float]] = (),
 ) -> Finalist:
     """Dial the first that can keep the floor on full-length runs until it about does; raises `FloorError` if none."""
-    evaluator.part, knobs = "matching", evaluator.knobs
-    runs = [evaluator.full(number) for number in range(knobs.matching_runs)]
-    if _keeps_classes(kind, knobs):
+    evaluator.part, params = "matching", evaluator.params
+    runs = [evaluator.full(number) for number in range(params.matching_runs)]
+    if _keeps_classes(kind, params):
         origin, spec = starts[0]
         return Finalist(
             name, origin, spec, figures_of(evaluator.measure([(spec, run) for run in runs])), tuple(history)
@@ -508,7 +521,7 @@ def _matched(
 
 
 def _too_low(kind: str, evaluator: Evaluator, most: float) -> str:
-    problem = f"{kind}: no setting keeps an accuracy of {evaluator.knobs.floor:g} on {evaluator.world.scenario.name}"
+    problem = f"{kind}: no setting keeps an accuracy of {evaluator.params.floor:g} on {evaluator.world.scenario.name}"
     return f"{problem}; the most was {most:.4f}. Lower the floor (tuning.floor), or name this router nowhere"
 
 
@@ -520,7 +533,7 @@ def at_floor(spec: RuleSpec, evaluator: Evaluator, runs: Sequence[SampledRun]) -
         assert rule is not None, "every kind that is tuned by numbers has a dial"
         return rule
 
-    dial = find_dial(lambda by: judged(evaluator.measure([(dialled(by), run) for run in runs])), evaluator.knobs.floor)
+    dial = find_dial(lambda by: judged(evaluator.measure([(dialled(by), run) for run in runs])), evaluator.params.floor)
     return dial, dialled(dial.by)
 
 
@@ -533,7 +546,7 @@ def able_tuples(evaluator: Evaluator, floor: float) -> list[tuple[float, ...]]:
 def _tuples(evaluator: Evaluator) -> list[Finalist]:
     """Return accurate enough fixed tuples, with their best settings; of classes one for each, as cheap in turn."""
     finalists, classes = [], evaluator.context.config.classes
-    floors = evaluator.knobs.class_floors or (evaluator.knobs.floor,)
+    floors = evaluator.params.class_floors or (evaluator.params.floor,)
     cheapest_first = [reversed(able_tuples(evaluator, floor)) for floor in floors]
     for tuples in [*zip(*cheapest_first, strict=False)][::-1]:
         name = "; ".join(", ".join(f"{width:g}" for width in widths) for widths in tuples)
@@ -551,15 +564,15 @@ def _tuples(evaluator: Evaluator) -> list[Finalist]:
 def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> tuple[Finalist, tuple[FinalScore, ...]]:
     """Return the winner, and all: at the floor, or as near to it as the most accurate came, the cheapest one."""
     evaluator.part = "final_evaluation"
-    runs = [evaluator.fresh(number) for number in range(evaluator.knobs.matching_runs)]
+    runs = [evaluator.fresh(number) for number in range(evaluator.params.matching_runs)]
     scores = [evaluator.measure([(finalist.spec, run) for run in runs]) for finalist in finalists]
     final_scores = tuple(
-        FinalScore(finalist, figures_of(each), lacking(each, evaluator.knobs))
+        FinalScore(finalist, figures_of(each), lacking(each, evaluator.params))
         for finalist, each in zip(finalists, scores, strict=True)
     )
     bar = max(0.0, min(each.lacking for each in final_scores)) + CLOSE
     costs = [
-        latency_cost(each, evaluator.knobs) if final.lacking <= bar else inf
+        latency_cost(each, evaluator.params) if final.lacking <= bar else inf
         for final, each in zip(final_scores, scores, strict=True)
     ]
     return finalists[int(np.argmin(costs))], final_scores
@@ -568,7 +581,7 @@ def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> t
 # ------------------------------------------------------------------------------------------------------------ the floor
 
 
-def knobs_of(world: World) -> TuningKnobs:
+def params_of(world: World) -> TuningParams:
     """Return the scenario's settings for tuning rules; a floor that it does not name is the untuned ladder's.
 
     Raises:
@@ -581,14 +594,14 @@ def knobs_of(world: World) -> TuningKnobs:
         raise InputError(scenario.name, "tuning.objective", problem)
     floors = tuple(each.floor or 0.0 for each in scenario.classes)
     settings = section.model_dump() | {"floor": max(floors, default=section.floor or 0.0), "class_floors": floors}
-    knobs = TuningKnobs(**settings, seed=scenario.seed, p99_limit_s=limit_s)
-    return knobs if floors or section.floor is not None else replace(knobs, floor=natural_floor(world, knobs))
+    params = TuningParams(**settings, seed=scenario.seed, p99_limit_s=limit_s)
+    return params if floors or section.floor is not None else replace(params, floor=natural_floor(world, params))
 
 
-def natural_floor(world: World, knobs: TuningKnobs) -> float:
+def natural_floor(world: World, params: TuningParams) -> float:
     """Return what the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
     with search_threads() as workers:
-        evaluator = Evaluator(world, knobs, workers)
-        scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(knobs.matching_runs)])
+        evaluator = Evaluator(world, params, workers)
+        scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(params.matching_runs)])
     step = 0.1 * POINT
     return round(int(-shortfall(scores, 0.0) * POINT / step) * step, 6)

@@ -104,9 +104,9 @@ def context_of(cluster: ClusterSpec, costs: CostModel) -> SignatureContext:
     servers = tuple(
         ServerContext(
             speed=speed / sum(speeds),
-            cap_bytes=server.knobs.vram_cap_bytes,
-            one_of_each_bytes=server.knobs.context_bytes + sum(server.knobs.instance_bytes.values()),
-            largest_bytes=max(server.knobs.instance_bytes.values()),
+            cap_bytes=server.params.vram_cap_bytes,
+            one_of_each_bytes=server.params.context_bytes + sum(server.params.instance_bytes.values()),
+            largest_bytes=max(server.params.instance_bytes.values()),
         )
         for server, speed in zip(cluster.servers, speeds, strict=True)
     )

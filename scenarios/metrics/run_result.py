@@ -150,7 +150,7 @@ class Cpu(TypedDict):
     """The shares of the host's cores' time that a run's own processes took; see `policies.run_records.CpuUse`."""
 
     router: float
-    agent: float
+    worker: float
     cores: float
 
 
@@ -158,8 +158,8 @@ MOST_CPU = 0.9  # beyond, work waits for a core: at 0.9 of a single one, nine ti
 
 
 def cpu_share(cpu: Cpu) -> float:
-    """Return the largest share: of the router's core, an agent's, or all cores."""
-    return max(cpu["router"], cpu["agent"], cpu["cores"])
+    """Return the largest share: of the router's core, a worker's, or all cores."""
+    return max(cpu["router"], cpu["worker"], cpu["cores"])
 
 
 def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
@@ -401,7 +401,7 @@ def summarise(
     """
     lateness_s, cpu = None, None
     if isinstance(run, RunRecord):
-        cpu = None if run.cpu is None else Cpu(router=run.cpu.router, agent=run.cpu.agent, cores=run.cpu.cores)
+        cpu = None if run.cpu is None else Cpu(router=run.cpu.router, worker=run.cpu.worker, cores=run.cpu.cores)
         lateness_s = _lateness_s(run.batches) if label.engine == "emulated" else None
         run = RunColumns.of(run)
     window_ns, requests = window.ns, run.requests
@@ -465,16 +465,22 @@ def _add_classes(result: Result, requests: RequestColumns, window: Window, prior
     assert window.class_of is not None, "nobody says of which class requests are"
     edges_ns, class_of = window_edges_ns(*window.ns), window.class_of[requests.request]
     parts = [requests.where(class_of == number) for number in range(len(window.classes))]
-    judged = [judge(part, edges_ns, group.slo, prior) for part, group in zip(parts, window.classes, strict=True)]
+    judged = [
+        judge(part, edges_ns, micro_batch_size.slo, prior)
+        for part, micro_batch_size in zip(parts, window.classes, strict=True)
+    ]
     result["classes"] = {
-        group.name: _class_metrics(part, group, window, attainment_of([windows]), prior)
-        for part, group, windows in zip(parts, window.classes, judged, strict=True)
+        micro_batch_size.name: _class_metrics(part, micro_batch_size, window, attainment_of([windows]), prior)
+        for part, micro_batch_size, windows in zip(parts, window.classes, judged, strict=True)
     }
     goodputs = [metrics["goodput_img_s"] for metrics in result["classes"].values()]
     result["goodput_img_s"] = None if None in goodputs else fsum(metrics or 0.0 for metrics in goodputs)
     result["slo_attainment"] = attainment_of(judged)
     result["slo"]["classes"] = {
-        group.name: ClassPromise(floor=group.slo.floor, p99_limit_s=group.slo.p99_limit_s) for group in window.classes
+        micro_batch_size.name: ClassPromise(
+            floor=micro_batch_size.slo.floor, p99_limit_s=micro_batch_size.slo.p99_limit_s
+        )
+        for micro_batch_size in window.classes
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kit.errors import InputError, WorkError
 from kit.random_streams import stream
-from policies.faults import NO_LABEL
+from policies.faults import NO_PREDICTION
 from policies.interfaces import RoutingPolicy
 from policies.run_records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns, RunColumns
 from policies.vocabulary import NS_PER_S
@@ -27,7 +27,7 @@ GROWTH_LIMIT = 0.03  # of the second half's arrivals: more backlog than that is 
 NOISE_IMAGES = 30
 MIN_IMAGES = 200  # in a run, so that its second half has a p99
 CHECKS: Final = (0.97, 0.9)  # of the answer, each with two other seeds
-OF_FAULTS = (NO_LABEL, "server_down")  # reasons of failed requests that no load brings about
+OF_FAULTS = (NO_PREDICTION, "server_down")  # reasons of failed requests that no load brings about
 
 
 @dataclass(frozen=True)

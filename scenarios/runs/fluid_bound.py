@@ -10,8 +10,9 @@ and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
 - a medium transfers at most its bandwidth, and the router decides on at most its largest group at a time; its host does
   one thing at a time, decisions as well as batches that come back;
-- an image takes, in each segment, a decision until its block is sent, a handover, a dispatch, its batch's solo time and
-  the way back, and for each move its latency and its bytes; the router processes a result after its bookkeeping.
+- an image takes, in each segment, a decision until its micro-batch is sent, a handover, a dispatch, its batch's solo
+  time and the way back, and for each move its latency and its bytes; the router processes a result after its
+  bookkeeping.
 
 Left out, because a run could be lucky: queues, batching delay, loads, memory, blocks that split. So every real run is
 worse. If chance plays a part (labels, arrivals), the bound holds for the run's realised values: its own rate and its
@@ -126,18 +127,18 @@ class FluidModel:
         self._on_solved = on_solved
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
-        groups = [tuple(width for width in model if width in allowed) for model in config.model_widths]
+        micro_batch_sizes = [tuple(width for width in model if width in allowed) for model in config.model_widths]
         shares = [each.share for each in classes or (world.scenario.classes if config.models else ())]
         require_solvable(world, len(allowed), max(1, len(shares)))
         models = config.class_models[: len(shares) or 1]
-        of_class = [tuples_within([groups[model]], config.segments) for model in models]
+        of_class = [tuples_within([micro_batch_sizes[model]], config.segments) for model in models]
         tuples = [each for of_one in of_class for each in of_one]
         class_of = np.repeat(np.arange(len(of_class)), [len(of_one) for of_one in of_class])
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
         kinds = kinds_of(world)
-        served = [groups[model] for model in sorted(set(models))]
+        served = [micro_batch_sizes[model] for model in sorted(set(models))]
         runs = list(_runs(world, kinds, served))
-        moves = list(_moves(world, kinds, tuple(width for group in served for width in group)))
+        moves = list(_moves(world, kinds, tuple(width for micro_batch_size in served for width in micro_batch_size)))
         self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
@@ -258,7 +259,7 @@ def require_solvable(world: World, widths: int | None = None, classes: int = 1) 
 def unknowns_of(world: World, widths: int, classes: int = 1) -> float:
     """Return the size of the program: tuples of each class, runs and moves; each takes a kilobyte and some 10 us."""
     config, kinds = world.cluster.router, kinds_of(world)
-    batches = sum(world.cluster.servers[kind.first].knobs.batch_limit for kind in kinds)
+    batches = sum(world.cluster.servers[kind.first].params.batch_limit for kind in kinds)
     moves = (1 + (config.segments - 1) * widths) * 2.0 * len(kinds) ** 2
     runs = (1 + (config.segments - 1) * widths) * widths * batches
     return classes * float(widths) ** config.segments + runs + moves
@@ -316,12 +317,12 @@ def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class RouterLoad:
-    """The load of the router's process at the mean rate, if all blocks are as large as they may be.
+    """The load of the router's process at the mean rate, if all micro-batches are as large as they may be.
 
     Attributes:
-        largest: images of such a block.
+        largest: images of such a micro-batch.
         messages: number of messages in which it comes back, at least: a server's batches are no larger than its limit.
-        decided_s: a decision, the policy's own time, and the sending of the block.
+        decided_s: a decision, the policy's own time, and the sending of the micro-batch.
         returned_s: taking it back.
     """
 
@@ -333,14 +334,14 @@ class RouterLoad:
     returned_s: float
 
     @property
-    def blocks_s(self) -> float:
+    def micro_batches_s(self) -> float:
         """Every image passes the router before each of its segments."""
         return self.rate_img_s * self.segments / self.largest
 
     @property
     def share(self) -> float:
         """The busy share of the router's only core."""
-        return self.blocks_s * (self.decided_s + self.returned_s)
+        return self.micro_batches_s * (self.decided_s + self.returned_s)
 
 
 def router_load_of(world: World) -> RouterLoad | None:
@@ -348,8 +349,8 @@ def router_load_of(world: World) -> RouterLoad | None:
     cluster, rate_img_s = world.cluster, world.mean_rate_img_s
     if rate_img_s is None:
         return None
-    largest = cluster.router.groups[-1]
-    messages = -(-largest // max(server.knobs.batch_limit for server in cluster.servers))
+    largest = cluster.router.micro_batch_sizes[-1]
+    messages = -(-largest // max(server.params.batch_limit for server in cluster.servers))
     decided_s, returned_s = cluster.decision_ns / NS_PER_S, 0.0
     if (host := cluster.host) is not None:
         decided_s += _host_s(host.decision, largest)
@@ -366,10 +367,11 @@ def busy_router_of(world: World) -> str | None:
     back = "1 message" if load.messages == 1 else f"at least {load.messages} messages"
     return (
         f"{world.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} "
-        f"segments are {load.blocks_s:.4g} blocks/s, if all are as large as router.groups allows ({load.largest} "
+        f"segments are {load.micro_batches_s:.4g} micro-batches/s, if all are as large as router.micro_batch_sizes "
+        f"allows ({load.largest} "
         f"images); each takes {1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to "
         f"take back (in {back}): {100 * load.share:.0f} % of its one core, and more where blocks are smaller; lower "
-        "the rate, or allow larger blocks (router.groups, cluster.greedy.batch_limit)"
+        "the rate, or allow larger micro-batches (router.micro_batch_sizes, cluster.greedy.batch_limit)"
     )
 
 
@@ -432,12 +434,12 @@ def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector
 # -------------------------------------------------------------------------------------------------------- the programme
 
 
-def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:
+def _edges(segments: int, micro_batch_sizes: Sequence[tuple[float, ...]]) -> list[Edge]:
     """Return the edges of widths in groups, of which a request stays in one."""
     return [
         (segment, width, previous)
         for segment in range(1, segments + 1)
-        for widths in groups
+        for widths in micro_batch_sizes
         for width in widths
         for previous in (widths if segment > 1 else (IMAGE,))
     ]
@@ -456,7 +458,7 @@ def kinds_of(world: World) -> list[_Kind]:
         server = cluster.servers[index]
         is_alone = on_device[server.device] == on_medium[server.attachment.medium] == 1
         identity = -1 if is_alone else index
-        return identity, alike.devices[index], alike.links[index], cluster.router.holds[index]
+        return identity, alike.devices[index], alike.links[index], cluster.router.fits[index]
 
     of_rack: dict[int, Counter[tuple[object, ...]]] = {}
     for index, rack in enumerate(alike.racks):
@@ -468,7 +470,7 @@ def kinds_of(world: World) -> list[_Kind]:
     return [_Kind(tuple(each)) for each in members.values()]
 
 
-def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
+def _runs(world: World, kinds: Sequence[_Kind], micro_batch_sizes: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
     """Yield every edge on every kind of server that can hold it, with every batch size."""
     config, host = world.cluster.router, world.cluster.host
     cost_s = _host_s(host.decision, 1) if host is not None else 0.0
@@ -478,11 +480,11 @@ def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ..
         server = world.cluster.servers[index]
         tables = world.cluster.devices[server.device]
         dispatch_s = _least_dispatch_ns(tables) / NS_PER_S
-        for edge in _edges(config.segments, groups):
-            if not config.holds[index][edge[0] - 1][config.widths.index(edge[1])]:
+        for edge in _edges(config.segments, micro_batch_sizes):
+            if not config.fits[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
             table = tables.keys[edge]
-            for batch in range(1, server.knobs.batch_limit + 1):
+            for batch in range(1, server.params.batch_limit + 1):
                 padded = next((size for size in tables.padded_sizes if size >= batch), batch)
                 solo_s = _solo_s(table, padded)
                 image_s = solo_s / batch
@@ -510,9 +512,9 @@ def _least_dispatch_ns(tables: DeviceTables) -> int:
 
 
 def _host_s(cost: tuple[int, int], images: int) -> float:
-    """Return the mean time the router's host takes for a block, or a message, of `images` images."""
-    block_ns, image_ns = cost
-    return (block_ns + image_ns * images) / NS_PER_S
+    """Return the mean time the router's host takes for a micro-batch, or a message, of `images` images."""
+    micro_batch_ns, image_ns = cost
+    return (micro_batch_ns + image_ns * images) / NS_PER_S
 
 
 def _solo_s(table: KeyTable, batch: int) -> float:
@@ -617,7 +619,7 @@ def _limits(
         rows.setdefault(("medium", medium), {})[column] = move.busy_s / len(kind.servers)
         racks = frozenset(world.costs.alike.racks[server] for server in kind.servers)  # with the same in each
         rows.setdefault(("uplink", racks), {})[column] = move.uplink_s / len(racks)
-    cluster, largest = world.cluster, world.cluster.router.groups[-1]
+    cluster, largest = world.cluster, world.cluster.router.micro_batch_sizes[-1]
     decision_s = cluster.decision_ns / NS_PER_S
     if cluster.host is not None:
         decision_s += _host_s(cluster.host.decision, largest)

@@ -1,4 +1,4 @@
-"""The operator's door of a run folder: what serves there now, what of it is to be drained, and what is asked of it.
+"""The operator's requests of a run folder: what serves there now, what of it is to be drained, and what is asked of it.
 
 The running command holds the folder's lock; the operator's requests meanwhile are files that need no lock. While
 servers are up, `.slimsched/operator/` has `servers.json`, which lists them, an empty file `drain-N` for each server N
@@ -49,42 +49,45 @@ class Steering(StrictModel):
 @contextmanager
 def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steered: bool = False) -> Iterator[Wishes]:
     """Let the operator drain these servers within it, and steer them if allowed; yields the operator's requests."""
-    door = folder / CONTROL
+    folder_of_requests = folder / CONTROL
     with folder.opened():
-        shutil.rmtree(door, ignore_errors=True)
-        door.mkdir(mode=0o700)  # a request names code to run
+        shutil.rmtree(folder_of_requests, ignore_errors=True)
+        folder_of_requests.mkdir(mode=0o700)  # a request names code to run
         try:
-            write_json(door / _SERVERS, {"servers": [list(each) for each in servers], "may_be_steered": may_be_steered})
-            yield Wishes(door)
+            write_json(
+                folder_of_requests / _SERVERS,
+                {"servers": [list(each) for each in servers], "may_be_steered": may_be_steered},
+            )
+            yield Wishes(folder_of_requests)
         finally:
-            shutil.rmtree(door, ignore_errors=True)
+            shutil.rmtree(folder_of_requests, ignore_errors=True)
 
 
 class Wishes:
     """The operator's requests."""
 
-    def __init__(self, door: Path) -> None:
-        self._door = door
+    def __init__(self, folder_of_requests: Path) -> None:
+        self._frontend = folder_of_requests
         self._drained: frozenset[int] = frozenset()
         self._steered = set[str]()
 
     def __call__(self) -> frozenset[int]:
         """Return which servers are to be drained now; if the folder can't be read, the previous ones."""
         with suppress(OSError):
-            self._drained = _drained(self._door)
+            self._drained = _drained(self._frontend)
         return self._drained
 
     def steering(self) -> Iterator[Steering]:
         """Yield what is asked for since the last call, one request after the other."""
         with suppress(OSError):
-            for path in sorted(self._door.glob("steer-*")):
+            for path in sorted(self._frontend.glob("steer-*")):
                 if path.name not in self._steered:
                     self._steered.add(path.name)
                     yield validate(Steering, read_json(path), str(path))
 
 
-def _drained(door: Path) -> frozenset[int]:
-    matches = [_DRAIN.fullmatch(path.name) for path in door.iterdir()]
+def _drained(folder_of_requests: Path) -> frozenset[int]:
+    matches = [_DRAIN.fullmatch(path.name) for path in folder_of_requests.iterdir()]
     return frozenset(int(wish[1]) for wish in matches if wish)
 
 
@@ -100,11 +103,11 @@ def drain(folder: Path, names: Sequence[str]) -> list[str]:
     Raises:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
-    (servers, _), door = _serving(folder), folder / CONTROL
+    (servers, _), folder_of_requests = _serving(folder), folder / CONTROL
     indices = [index for name in names if name != NOBODY for index in _indices_of(folder, servers, name)]
     try:
         for index in range(len(servers)):
-            wish = door / f"drain-{index}"
+            wish = folder_of_requests / f"drain-{index}"
             if index in indices:
                 wish.touch()
             else:
@@ -144,8 +147,8 @@ def _serving(folder: Path) -> tuple[list[Server], bool]:
         raise InputError(str(folder), "", "no command runs in this folder, so nothing can be drained or steered")
     if not (folder / CONTROL / _SERVERS).is_file():
         raise _nothing_serves(folder)
-    door = read_json(folder / CONTROL / _SERVERS)
-    return [(server, host) for server, host in door["servers"]], door["may_be_steered"]
+    folder_of_requests = read_json(folder / CONTROL / _SERVERS)
+    return [(server, host) for server, host in folder_of_requests["servers"]], folder_of_requests["may_be_steered"]
 
 
 def _nothing_serves(folder: Path) -> InputError:

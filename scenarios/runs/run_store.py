@@ -1,8 +1,8 @@
 """A run in its folder: event logs and their replay, tables of requests, batches and readings, and the result.
 
-Event logs: a simulation writes one log. Real executors write the router's log, and one log for each epoch of each
-server's agent. A list of the epochs records, for each of the agents' logs, its number of steps, how many of them the
-router had received, and how the epoch ended.
+Event logs: a simulation writes one log. Real executors write the router's log, and one log for each incarnation of each
+server's worker. A list of the incarnations records, for each of the workers' logs, its number of steps, how many of
+them the router had received, and how the incarnation ended.
 
 Replay (`replay_folder`, `replay_served`): fresh cores process the events of each log, and all logs of a run are
 compared with each other.
@@ -29,32 +29,32 @@ from kit.documents import told_of, write_json, write_text
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import atomic_path, require_file
 from kit.strict import NAME
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import RouterConfig
 from policies.replay import Books, Divergence, from_jsonable, replay, replay_through, to_jsonable
-from policies.run_records import AgentLog, LoggedStep, RunRecord
+from policies.run_records import LoggedStep, RunRecord, WorkerLog
 from policies.vocabulary import NS_PER_S, RequestArrived
 from scenarios.metrics.run_result import Result
 from scenarios.runs.folder import SERVED, RunFolder
 
 LOG_FILE: Final = "events.jsonl.gz"
-EPOCHS_FILE: Final = "epochs.json"
+INCARNATIONS_FILE: Final = "incarnations.json"
 CORES_FILE: Final = "cores.json"
 LONGEST_LINE: Final = 50_000_000  # characters of a log's step
-_SCHEMA: Final = "slimsched.epochs/1"
-_EPOCH_FILES: Final = "events-*-epoch*.jsonl.gz"
+_SCHEMA: Final = "slimsched.incarnations/1"
+_INCARNATION_FILES: Final = "events-*-epoch*.jsonl.gz"
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # data of another form
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StoredEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One epoch of a server's agent, as the list of epochs has it; `steps` are of its log, the rest as in
-    `AgentLog`."""
+    """One incarnation of a server's worker, as the list of incarnations has it; `steps` are of its log, the rest as in
+    `WorkerLog`."""
 
     server: _Count
     name: Annotated[str, msgspec.Meta(pattern=NAME)]
-    epoch: _Count
+    incarnation: _Count
     steps: _Count
     heard: _Count
     ended: str
@@ -62,18 +62,18 @@ class StoredEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def file(self) -> str:
         """Its log."""
-        return f"events-{self.name}-epoch{self.epoch}.jsonl.gz"
+        return f"events-{self.name}-epoch{self.incarnation}.jsonl.gz"
 
     @classmethod
-    def of(cls, log: AgentLog, record: RunRecord) -> StoredEpoch:
-        """Return an epoch of a run."""
+    def of(cls, log: WorkerLog, record: RunRecord) -> StoredEpoch:
+        """Return an incarnation of a run."""
         name = record.servers[log.server].name
-        return cls(log.server, name, log.epoch, len(log.steps), log.heard, log.ended)
+        return cls(log.server, name, log.incarnation, len(log.steps), log.heard, log.ended)
 
 
-class _Epochs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Incarnations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: str
-    server_epochs: tuple[StoredEpoch, ...]
+    server_incarnations: tuple[StoredEpoch, ...]
 
 
 # ------------------------------------------------------------------------------------------------------------ a run's
@@ -81,17 +81,20 @@ class _Epochs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_logs(path: Path, record: RunRecord) -> list[Path]:
     """Write the logs that a run has kept, in its place, and remove those of an earlier one. Returns the files."""
-    for former in (path / LOG_FILE, *path.glob(_EPOCH_FILES), path / EPOCHS_FILE):
+    for former in (path / LOG_FILE, *path.glob(_INCARNATION_FILES), path / INCARNATIONS_FILE):
         former.unlink(missing_ok=True)
     logs = {LOG_FILE: record.log} if record.log else {}
-    server_epochs = [StoredEpoch.of(log, record) for log in record.agent_logs]
-    logs |= {server_epoch.file: log.steps for server_epoch, log in zip(server_epochs, record.agent_logs, strict=True)}
+    server_incarnations = [StoredEpoch.of(log, record) for log in record.worker_logs]
+    logs |= {
+        server_incarnation.file: log.steps
+        for server_incarnation, log in zip(server_incarnations, record.worker_logs, strict=True)
+    }
     for name, steps in logs.items():
         write_log(path / name, steps)
     paths = [path / name for name in logs]
-    if server_epochs:
-        write_json(path / EPOCHS_FILE, msgspec.to_builtins(_Epochs(_SCHEMA, tuple(server_epochs))))
-        paths.append(path / EPOCHS_FILE)
+    if server_incarnations:
+        write_json(path / INCARNATIONS_FILE, msgspec.to_builtins(_Incarnations(_SCHEMA, tuple(server_incarnations))))
+        paths.append(path / INCARNATIONS_FILE)
     return paths
 
 
@@ -100,24 +103,26 @@ def logged_places(folder: RunFolder) -> list[str]:
     return sorted(path.parent.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}"))
 
 
-def read_epochs(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None:
-    """Return the epochs of a run; None if one log holds the steps of all cores.
+def read_incarnations(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None:
+    """Return the incarnations of a run; None if one log holds the steps of all cores.
 
     Raises:
         InputError: the list is missing or damaged.
     """
-    name = f"{place}/{EPOCHS_FILE}"
-    if not (folder / name).exists() and not any((folder / place).glob(_EPOCH_FILES)):
+    name = f"{place}/{INCARNATIONS_FILE}"
+    if not (folder / name).exists() and not any((folder / place).glob(_INCARNATION_FILES)):
         return None
     document = folder.read_json(name)
     with folder.mending(name):
         try:
-            epochs = msgspec.convert(document, _Epochs)
+            incarnations = msgspec.convert(document, _Incarnations)
         except msgspec.ValidationError as error:
-            raise InputError(str(folder / name), "", f"no list of epochs: {error}") from None
-        if epochs.schema != _SCHEMA:
-            raise InputError(str(folder / name), "schema", f"allowed is {_SCHEMA!r} (found {epochs.schema!r:.80})")
-    return epochs.server_epochs
+            raise InputError(str(folder / name), "", f"no list of incarnations: {error}") from None
+        if incarnations.schema != _SCHEMA:
+            raise InputError(
+                str(folder / name), "schema", f"allowed is {_SCHEMA!r} (found {incarnations.schema!r:.80})"
+            )
+    return incarnations.server_incarnations
 
 
 # ------------------------------------------------------------------------------------------------------------ one log
@@ -154,19 +159,19 @@ def _step(data: Mapping[str, Any]) -> LoggedStep:
 # ------------------------------------------------------------------------------------------------------------ cores
 
 
-def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
+def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyParams]) -> None:
     """Write the settings of the real runs' cores, for their replay: the scenario may be another one by then."""
     write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [*map(to_jsonable, servers)]})
 
 
-def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
+def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyParams]]:
     """Return what `write_cores` wrote; raises `InputError` if it is missing or broken."""
     path = folder / CORES_FILE
     if not path.is_file():
         raise InputError(str(path), "", "no such file, so the logs can't be replayed; `slimsched validate` writes it")
     document = folder.read_json(CORES_FILE)
     try:
-        return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
+        return from_jsonable(document["router"]), [from_jsonable(params) for params in document["servers"]]
     except _MALFORMED as error:
         raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None
 
@@ -182,10 +187,10 @@ class ReplayedLog(TypedDict):
     """One log.
 
     Attributes:
-        of: whose steps it holds: `all cores`, `router`, or `server:0, epoch 1`.
+        of: whose steps it holds: `all cores`, `router`, or `server:0, incarnation 1`.
         steps: that could be read.
-        heard: how many of them the router had received; null but for an epoch.
-        ended: what ended the epoch, empty for the run's end; null but for an epoch.
+        heard: how many of them the router had received; null but for an incarnation.
+        ended: what ended the incarnation, empty for the run's end; null but for an incarnation.
     """
 
     file: str
@@ -196,10 +201,10 @@ class ReplayedLog(TypedDict):
 
 
 class ReplayedRun(TypedDict):
-    """One run; `blocks` by their fate, and a text for all that is wrong, which names the log."""
+    """One run; `micro_batches` by their fate, and a text for all that is wrong, which names the log."""
 
     logs: list[ReplayedLog]
-    blocks: dict[str, int]
+    micro_batches: dict[str, int]
     problems: list[str]
 
 
@@ -210,14 +215,14 @@ class _Log:
     file: str
     of: str
     follow: Callable[[_Steps], Iterator[LoggedStep]]
-    server_epoch: StoredEpoch | None = None
+    server_incarnation: StoredEpoch | None = None
 
 
-def replay_folder(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> dict[str, ReplayedRun]:
+def replay_folder(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyParams]) -> dict[str, ReplayedRun]:
     """Replay every run that has kept logs; returns the results by its place.
 
     Raises:
-        InputError: a log is whole and no log of such cores; a list of epochs is missing or damaged.
+        InputError: a log is whole and no log of such cores; a list of incarnations is missing or damaged.
     """
     return {place: _Replay(folder, place, router, servers).carry_out() for place in logged_places(folder)}
 
@@ -251,7 +256,7 @@ def replay_served(folder: RunFolder) -> dict[str, ReplayedRun]:
         of = f"router since {head.began}{'' if segment.is_whole else ', cut off at its end'}"
         logs.append({"file": path.name, "of": of, "steps": steps, "heard": None, "ended": None})
         before = replace(head, snapshot=core.snapshot()) if segment.is_whole else None
-    return {SERVED: {"logs": logs, "blocks": {}, "problems": problems}} if logs else {}
+    return {SERVED: {"logs": logs, "micro_batches": {}, "problems": problems}} if logs else {}
 
 
 def write_arrivals(folder: RunFolder, path: Path) -> tuple[int, float]:
@@ -281,7 +286,7 @@ def _arrivals_ns(folder: RunFolder) -> Iterator[int]:
 
 
 class _Replay:
-    def __init__(self, folder: RunFolder, place: str, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
+    def __init__(self, folder: RunFolder, place: str, router: RouterConfig, servers: Sequence[GreedyParams]) -> None:
         self._folder = folder
         self._place = place
         self._cores = (router, servers)
@@ -291,40 +296,46 @@ class _Replay:
         logs, problems = list[ReplayedLog](), list[str]()
         for log in self._logs():
             steps, problem = self._replayed(log)
-            server_epoch = log.server_epoch
-            heard, ended = (None, None) if server_epoch is None else (server_epoch.heard, server_epoch.ended)
+            server_incarnation = log.server_incarnation
+            heard, ended = (
+                (None, None) if server_incarnation is None else (server_incarnation.heard, server_incarnation.ended)
+            )
             logs.append({"file": log.file, "of": log.of, "steps": steps, "heard": heard, "ended": ended})
             if problem:
                 problems.append(f"{self._place}/{log.file}: {problem}")
         if problems:  # what is missing in a log is missing in the books
-            return {"logs": logs, "blocks": {}, "problems": problems}
+            return {"logs": logs, "micro_batches": {}, "problems": problems}
         with self._reporting(LOG_FILE):
             account = self._books.close()
             wrong = [f"{self._place}: {violation}" for violation in account.violations]
-        return {"logs": logs, "blocks": {fate.word: count for fate, count in account.blocks.items()}, "problems": wrong}
+        return {
+            "logs": logs,
+            "micro_batches": {fate.word: count for fate, count in account.micro_batches.items()},
+            "problems": wrong,
+        }
 
     def _logs(self) -> Iterator[_Log]:
-        server_epochs = read_epochs(self._folder, self._place)
-        if server_epochs is None:
+        server_incarnations = read_incarnations(self._folder, self._place)
+        if server_incarnations is None:
             yield _Log(LOG_FILE, "all cores", self._books.whole)
             return
         yield _Log(LOG_FILE, "router", self._books.router)
-        for server_epoch in server_epochs:
+        for server_incarnation in server_incarnations:
             yield _Log(
-                server_epoch.file,
-                f"server:{server_epoch.server}, epoch {server_epoch.epoch}",
-                self._follower(server_epoch),
-                server_epoch,
+                server_incarnation.file,
+                f"server:{server_incarnation.server}, incarnation {server_incarnation.incarnation}",
+                self._follower(server_incarnation),
+                server_incarnation,
             )
 
-    def _follower(self, server_epoch: StoredEpoch) -> Callable[[_Steps], Iterator[LoggedStep]]:
+    def _follower(self, server_incarnation: StoredEpoch) -> Callable[[_Steps], Iterator[LoggedStep]]:
         def follow(steps: _Steps) -> Iterator[LoggedStep]:
-            return self._books.server_epoch(
+            return self._books.server_incarnation(
                 steps,
-                server=server_epoch.server,
-                epoch=server_epoch.epoch,
-                heard=server_epoch.heard,
-                ended=server_epoch.ended,
+                server=server_incarnation.server,
+                incarnation=server_incarnation.incarnation,
+                heard=server_incarnation.heard,
+                ended=server_incarnation.ended,
             )
 
         return follow
@@ -354,7 +365,7 @@ class _Replay:
     def _count_text(self, log: _Log, read: int, problem: str) -> str:
         """Describe what is wrong with the number of steps; empty if all are there."""
         name = f"{self._place}/{log.file}"
-        length = None if log.server_epoch is None else log.server_epoch.steps
+        length = None if log.server_incarnation is None else log.server_incarnation.steps
         if read and not problem and length in (None, read):
             return ""
         of = "" if length is None else f" of {length}"
@@ -387,7 +398,7 @@ def _shortened(value: Any) -> str:
 # -------------------------------------------------------------------------------------------------------------- records
 
 
-RECORD_FILES = ("requests.parquet", "blocks.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")
+RECORD_FILES = ("requests.parquet", "micro_batches.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")
 MAX_TABLE_BYTES: Final = 4_000_000_000
 MAX_VALUES: Final = 500_000_000  # of a table
 _PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
@@ -397,7 +408,7 @@ def _write_record(path: Path, record: RunRecord) -> list[Path]:
     """Write everything of a run: Parquet tables, a timeline, and the event logs if the run kept them."""
     tables: dict[str, Iterable[Any]] = {
         "requests": record.requests,
-        "blocks": record.blocks,
+        "micro_batches": record.micro_batches,
         "batches": record.batches,
         "telemetry": record.telemetry,
     }
@@ -428,7 +439,8 @@ class StoredRun:
         return int(match[2] or 0) if match else 0
 
     def columns(self, name: str, *names: str) -> dict[str, list[Any]]:
-        """Return columns of a table of its record (`requests`, `blocks`, `batches`, `telemetry`), by default all.
+        """Return columns of a table of its record (`requests`, `micro_batches`, `batches`, `telemetry`), by default
+        all.
 
         It is empty if it was not kept.
 
@@ -549,10 +561,15 @@ def timeline(record: RunRecord) -> dict[str, Any]:
         label = f"segment {batch.segment}, width {batch.width:g}, {batch.size} images"
         args = {"batch": batch.batch, "previous_width": batch.previous_width, "commanded_us": batch.commanded_ns / 1000}
         events.append(_span(label, batch.server, batch.instance, batch.started_ns, batch.ended_ns, args))
-    for block in record.blocks:
-        label = f"segment {block.head.segment} -> {names[block.server]} at width {block.width:g}, {block.size} images"
-        args = {"decision": block.decision, "reward": block.reward.total, "latency_s": block.latency_s}
-        events.append(_span(label, router, 0, block.snapshot_ns, block.sent_ns, args))
+    for micro_batch in record.micro_batches:
+        served = f"{names[micro_batch.server]} at width {micro_batch.width:g}"
+        label = f"segment {micro_batch.head.segment} -> {served}, {micro_batch.size} images"
+        args = {
+            "decision": micro_batch.decision,
+            "reward": micro_batch.reward.total,
+            "latency_s": micro_batch.latency_s,
+        }
+        events.append(_span(label, router, 0, micro_batch.snapshot_ns, micro_batch.sent_ns, args))
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 

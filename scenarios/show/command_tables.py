@@ -209,10 +209,12 @@ def _run_text(path: str, run: ReplayedRun) -> str:
         return "\n".join([*problems[:MAX_PROBLEMS], *([f"{path}: and {extra:,} more"] if extra > 0 else [])])
     steps = sum(log["steps"] for log in run["logs"])
     text = f"{path}: identical commands in {steps:,} steps"
-    if run["blocks"]:
-        blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
-        text = f"{text}; blocks: {blocks}"
-    return text if len(run["logs"]) == 1 and run["blocks"] else "\n".join([text, *map(_log_text, run["logs"])])
+    if run["micro_batches"]:
+        micro_batches = (
+            ", ".join(f"{count:,} {fate}" for fate, count in run["micro_batches"].items() if count) or "none"
+        )
+        text = f"{text}; blocks: {micro_batches}"
+    return text if len(run["logs"]) == 1 and run["micro_batches"] else "\n".join([text, *map(_log_text, run["logs"])])
 
 
 def _log_text(log: ReplayedLog) -> str:

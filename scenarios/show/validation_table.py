@@ -35,7 +35,7 @@ WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
     "hardware": "on executors",
 }
 CPU_MEANING = (
-    "what the router or an agent (but of a CPU device) took of a core, or all of them of the cores that they share, "
+    "what the router or a worker (but of a CPU device) took of a core, or all of them of the cores that they share, "
     "whichever was fuller, in the run that had most."
 )
 _LATENCY, _THROUGHPUT = MEASURES["latency_mean_s"], MEASURES["throughput_img_s"]

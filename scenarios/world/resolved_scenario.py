@@ -289,7 +289,7 @@ class World:
 
     @cached_property
     def held_top1(self) -> Mapping[tuple[float, ...], float]:
-        """The accuracy of each width tuple that servers can hold (`policies.rules.rule_context.held_top1`)."""
+        """The accuracy of each width tuple that servers can delay (`policies.rules.rule_context.held_top1`)."""
         return held_top1(self.context)
 
     @cached_property
@@ -301,12 +301,12 @@ class World:
             prior=self.accuracy.prior,
             power_limits_w=tuple(profile.power.cap_w for profile in self.profiles),
             deadline_s=self.scenario.deadline_s,
-            block_ns=self.cluster.block_ns,
+            micro_batch_ns=self.cluster.micro_batch_ns,
         )
         floors = [goals.floor for goals in self.scenario.slo.goals(self.scenario.tuning.floor)]
         floor = max([*floors, *(each.floor or 0.0 for each in self.scenario.classes)])
-        knobs = [server.knobs for server in self.cluster.servers]
-        return replace(context, working_sets=working_sets(context, knobs, floor))
+        params = [server.params for server in self.cluster.servers]
+        return replace(context, working_sets=working_sets(context, params, floor))
 
     def working_set(self, server: int) -> tuple[tuple[float, ...], ...]:
         """Return, for each segment, the widths of the instances a server is to hold: the widest of each nest.
@@ -314,7 +314,7 @@ class World:
         Empty if its memory holds all of those.
         """
         widths, sets = self.cluster.router.widths, self.context.working_sets
-        nests = nests_of(widths, self.cluster.servers[server].knobs.nests)
+        nests = nests_of(widths, self.cluster.servers[server].params.nests)
         if not sets or all(mask[widths.index(nest[-1])] for mask in sets[server] for nest in nests):
             return ()
         held_widths = [[width for width, is_in in zip(widths, mask, strict=True) if is_in] for mask in sets[server]]

@@ -109,8 +109,8 @@ class Scorer:
         planned = plan_of(router, self._context.config)
         assert planned is not None, "every kind that is tuned has a compiled form"
         row = RunRow(self._program, spec)
-        if planned.hold is not None:
-            row.set_hold_rule(planned.hold)
+        if planned.batching_delay is not None:
+            row.set_batching_delay_rule(planned.batching_delay)
         row.set_limit(OwnLimit(limit_ns_of(router)))
         run_to_end(row, planned, stream(spec.seed, "router:tuned"))
         warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)

@@ -20,7 +20,7 @@ from kit.documents import with_remedy
 from kit.errors import InputError
 from kit.strict import StrictModel
 from policies.faults import Supervision
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, nests_of, top1_of, tuples_within
 from policies.rules.rule_context import corners, cost_at, path
 from policies.vocabulary import Provenance, nanoseconds
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hw.networks.network_files import ModelFile, Network
 
 
-USUAL_BLOCK = 8  # images
+USUAL_MICRO_BATCH = 8  # images
 _SCALE_CAP = {"cpu": 2, "cuda": 0}  # a GPU's second instance of a kind is a second stream, not a second device
 
 
@@ -70,7 +70,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
         ServerSpec(
             name=server.name,
             device=devices[owners[server.name]],
-            knobs=_knobs(scenario, server, tables[owners[server.name]], sharers[memories[owners[server.name]]]),
+            params=_params(scenario, server, tables[owners[server.name]], sharers[memories[owners[server.name]]]),
             attachment=_in_rack(scenario, server, _attachment(server, profiles[owners[server.name]], scenario.name)),
         )
         for server in servers
@@ -87,7 +87,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
     )
     costs = ProfileCosts(
         [tables[owners[server.name]] for server in servers],
-        [spec.knobs.batch_limit for spec in specs],
+        [spec.params.batch_limit for spec in specs],
         [spec.attachment for spec in specs],
     )
     capacity_img_s = estimated_capacity_img_s(cluster, costs)
@@ -191,12 +191,12 @@ def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...],
 
 
 def _tables(scenario: Scenario, profile: Profile, sharing: Sequence[ServerSection]) -> DeviceTables:
-    knobs = [scenario.cluster.greedy_of(server) for server in sharing]
-    limit = max(knob.batch_limit for knob in knobs)
-    return compile_tables(profile, limit, jitter=scenario.jitter, util_metric=knobs[0].util_metric)
+    params = [scenario.cluster.greedy_of(server) for server in sharing]
+    limit = max(param.batch_limit for param in params)
+    return compile_tables(profile, limit, jitter=scenario.jitter, util_metric=params[0].util_metric)
 
 
-def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shares: int) -> GreedyKnobs:
+def _params(scenario: Scenario, server: ServerSection, tables: DeviceTables, shares: int) -> GreedyParams:
     section = scenario.cluster.greedy_of(server)
     profile = tables.profile
     cap_gb = section.vram_cap_gb
@@ -206,7 +206,7 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shar
         remedy = f"it takes {profile.memory.context_bytes / GB:.3g} GB; raise the cap, or leave it out"
         raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", f"{problem}: {remedy}")
     scale_cap = _SCALE_CAP[profile.device.kind] if section.scale_cap is None else section.scale_cap
-    knobs = GreedyKnobs(
+    params = GreedyParams(
         widths=profile.model.widths,
         instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},
         context_bytes=profile.memory.context_bytes,
@@ -216,23 +216,23 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shar
         scale_cap=scale_cap,
         **_in_ns(section, "vram_cap_gb", "util_metric", "preload", "scale_cap"),
     )
-    if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and knobs.all_bytes > cap_bytes:
-        problem = "with `head_of_line: block` nothing is evicted, so without idle unloads full memory is a deadlock"
-        remedy = f"give idle_unload_s, or {knobs.all_bytes / GB:.2f} GB to {server.name!r}"
+    if params.head_of_line == "wait" and params.idle_unload_ns is None and params.all_bytes > cap_bytes:
+        problem = "with `head_of_line: wait` nothing is evicted, so without idle unloads full memory is a deadlock"
+        remedy = f"give idle_unload_s, or {params.all_bytes / GB:.2f} GB to {server.name!r}"
         raise InputError(scenario.name, "cluster.greedy.idle_unload_s", f"{problem}; {remedy}")
-    return replace(knobs, preload=_preload(scenario, server, section, knobs))
+    return replace(params, preload=_preload(scenario, server, section, params))
 
 
 def _preload(
-    scenario: Scenario, server: ServerSection, section: GreedySection, knobs: GreedyKnobs
+    scenario: Scenario, server: ServerSection, section: GreedySection, params: GreedyParams
 ) -> tuple[tuple[int, float], ...]:
     if isinstance(section.preload, str):
-        instances = tuple(sorted(knobs.instance_bytes)) if section.preload == "all" else ()
+        instances = tuple(sorted(params.instance_bytes)) if section.preload == "all" else ()
     else:
         instances = section.preload
-    needed = knobs.context_bytes + sum(knobs.instance_bytes[spec] for spec in instances)
-    if needed > knobs.vram_cap_bytes:
-        problem = f"needs {needed / GB:.2f} GB, the cap of {server.name!r} is {knobs.vram_cap_bytes / GB:.2f} GB"
+    needed = params.context_bytes + sum(params.instance_bytes[spec] for spec in instances)
+    if needed > params.vram_cap_bytes:
+        problem = f"needs {needed / GB:.2f} GB, the cap of {server.name!r} is {params.vram_cap_bytes / GB:.2f} GB"
         raise InputError(scenario.name, "cluster.greedy.preload", f"{problem}; preload less or raise vram_cap_gb")
     return instances
 
@@ -264,9 +264,9 @@ def _router_config(
     scenario: Scenario, servers: tuple[ServerSpec, ...], profile: Profile, prior: AccuracyPrior
 ) -> RouterConfig:
     model, section = profile.model, scenario.router
-    holds = tuple(
+    fits = tuple(
         tuple(
-            tuple(server.knobs.can_hold((segment, width)) for width in model.widths)
+            tuple(server.params.can_hold((segment, width)) for width in model.widths)
             for segment in range(1, model.segments + 1)
         )
         for server in servers
@@ -276,7 +276,7 @@ def _router_config(
     config = RouterConfig(
         segments=model.segments,
         widths=model.widths,
-        holds=holds,
+        fits=fits,
         models=tuple(model.widths_by_model.values()),
         model_of=model_of,
         model_shares=tuple(
@@ -284,16 +284,16 @@ def _router_config(
             for number in range(len(model.models))
         ),
         shed_expired=scenario.shed,
-        outstanding_blocks=_outstanding_blocks(scenario),
+        outstanding_micro_batches=_outstanding_micro_batches(scenario),
         classes=scenario.class_names,
         samples=section.samples or 0,
-        **_in_ns(section, "decision_s", "outstanding_blocks", "samples"),
+        **_in_ns(section, "decision_s", "outstanding_micro_batches", "samples"),
     )
     for index, masks in enumerate(zip(*config.masks(), strict=True)):
         if not any(map(any, masks)):
             segment_text = f"segment {index % model.segments + 1}"
             model_text = f" of {model.models[index // model.segments][0]}" if model.models else ""
-            caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
+            caps = ", ".join(f"{server.name} {server.params.vram_cap_bytes / GB:g} GB" for server in servers)
             problem = f"no server can hold {segment_text}{model_text} at any width (caps: {caps}); raise vram_cap_gb"
             raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
     return replace(config, top1=top1_of(config, prior))
@@ -308,16 +308,16 @@ def _models_of_classes(scenario: Scenario, models: tuple[str, ...]) -> tuple[int
     model_names = {f"classes.{number}.model": each.model for number, each in enumerate(scenario.classes)}
     for key, name in (model_names or {"classes": None}).items():
         if name not in (models or (None,)):
-            holds = f"the network holds the models {', '.join(models)}: name one" if models else "the network is one"
+            fits = f"the network holds the models {', '.join(models)}: name one" if models else "the network is one"
             remedy = "" if models else ": leave it out, or join several (`slimsched model join`)"
-            raise InputError(scenario.name, key, f"{name or 'missing'}; {holds}{remedy}")
+            raise InputError(scenario.name, key, f"{name or 'missing'}; {fits}{remedy}")
     return tuple(models.index(name) for name in model_names.values() if name is not None)
 
 
-def _outstanding_blocks(scenario: Scenario) -> int:
+def _outstanding_micro_batches(scenario: Scenario) -> int:
     """Return the given number; by default enough that a GPU, whose passes are short, has work during messages."""
-    if scenario.router.outstanding_blocks is not None:
-        return scenario.router.outstanding_blocks
+    if scenario.router.outstanding_micro_batches is not None:
+        return scenario.router.outstanding_micro_batches
     devices = [server.device for server in scenario.cluster.named_servers]
     return 4 if any(device is not None and device.kind == "cuda" for device in devices) else 2
 
@@ -334,7 +334,7 @@ def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[Devi
 def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:
     """Return the CPU devices, if they leave the router's process no dedicated core
     (`hw.router.router_loop.own_cores`)."""
-    shared = [index for index, tables in enumerate(devices) if tables.chores is not None]
+    shared = [index for index, tables in enumerate(devices) if tables.cpu_work is not None]
     if not shared:
         return ()
     cores_of = [devices[index].profile.execution.get("cores", "any") for index in shared]
@@ -344,8 +344,8 @@ def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:
 
 
 def _usual_s(host: RouterHost) -> float:
-    """Return what a host costs a block of a usual size, sent and returned."""
-    return sum(cost.block_s + USUAL_BLOCK * cost.image_s for cost in (host.decision, host.returned))
+    """Return what a host costs a micro-batch of a usual size, sent and returned."""
+    return sum(cost.micro_batch_s + USUAL_MICRO_BATCH * cost.image_s for cost in (host.decision, host.returned))
 
 
 def _decision_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:

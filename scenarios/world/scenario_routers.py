@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 MADE_WITH: Final = "made_with"  # of what a router's file records of its making: see `of_router`
-USUAL_BLOCK: Final = 16  # images
+USUAL_MICRO_BATCH: Final = 16  # images
 ALIKE: Final = 1.5  # times as expensive, and a decision costs about the same
 
 
@@ -49,8 +49,8 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
         InputError: one is of another shape, or damaged.
     """
     servers = len(scenario.cluster.named_servers)
-    holds = (((True,) * len(widths),) * segments,) * servers
-    config = RouterConfig(segments, widths, holds, scenario.router.groups)
+    fits = (((True,) * len(widths),) * segments,) * servers
+    config = RouterConfig(segments, widths, fits, scenario.router.micro_batch_sizes)
     for router in (*scenario.compare.routers, *scenario.validate_.routers):
         if (path := router_file(router)) is not None:
             read_router(path).check(config, router)
@@ -59,11 +59,11 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
 def deciding_in(cluster: ClusterSpec) -> dict[str, float]:
     """Return a decision's cost in a cluster, the in-flight limit, the holding limit: rules depend on it."""
     host, config = cluster.host, cluster.router
-    block_ns, image_ns = (0, 0) if host is None else host.decision
+    micro_batch_ns, image_ns = (0, 0) if host is None else host.decision
     return {
-        "decision_s": (cluster.decision_ns + block_ns) / NS_PER_S,
+        "decision_s": (cluster.decision_ns + micro_batch_ns) / NS_PER_S,
         "image_s": image_ns / NS_PER_S,
-        "outstanding_blocks": config.outstanding_blocks,
+        "outstanding_micro_batches": config.outstanding_micro_batches,
         "max_batching_delay_s": config.max_batching_delay_ns / NS_PER_S,
     }
 
@@ -74,15 +74,15 @@ def _is_another(tuned: Mapping[str, Any], current: Mapping[str, float]) -> bool:
         recorded = {name: float(tuned[name]) for name in current}
     except (KeyError, TypeError, ValueError):
         return False  # it is not recorded
-    costs_s = sorted(each["decision_s"] + USUAL_BLOCK * each["image_s"] for each in (recorded, current))
-    limits = ("outstanding_blocks", "max_batching_delay_s")
+    costs_s = sorted(each["decision_s"] + USUAL_MICRO_BATCH * each["image_s"] for each in (recorded, current))
+    limits = ("outstanding_micro_batches", "max_batching_delay_s")
     return costs_s[1] > ALIKE * costs_s[0] or any(recorded[name] != current[name] for name in limits)
 
 
 def _in_words(deciding: Mapping[str, float]) -> str:
     cost = f"{1e6 * deciding['decision_s']:.3g} us + {1e6 * deciding['image_s']:.3g} us an image a decision"
-    blocks, delay_ms = deciding["outstanding_blocks"], 1e3 * deciding["max_batching_delay_s"]
-    return f"{cost}, {blocks:g} blocks a server, holds of {delay_ms:g} ms"
+    micro_batches, delay_ms = deciding["outstanding_micro_batches"], 1e3 * deciding["max_batching_delay_s"]
+    return f"{cost}, {micro_batches:g} blocks a server, holds of {delay_ms:g} ms"
 
 
 def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], cluster: ClusterSpec) -> Iterator[str]:

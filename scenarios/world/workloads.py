@@ -116,7 +116,7 @@ def _rates(workload: RatesWorkload, play: Play) -> Arrivals:
 
 @arrivals_ns.register
 def _flash(workload: FlashWorkload, play: Play) -> Arrivals:
-    shape = (workload.factor, workload.at_s - play.start_s, workload.rise_s, workload.hold_s, workload.fall_s)
+    shape = (workload.factor, workload.at_s - play.start_s, workload.rise_s, workload.peak_s, workload.fall_s)
     return random_streams.flash(play.rate_img_s, *shape, play.horizon_s, play.rng)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.compiled.plan_layout import Record, bits
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import AccuracyPrior, Widths, nest_by_width, tuples_within
-from policies.router_queue import MAX_HOLDS
+from policies.router_queue import MAX_BATCHING_DELAYS
 from policies.vocabulary import IMAGE
 from sim.compiled.row_layout import (
     LOGS_TABULATED,
@@ -23,19 +23,18 @@ from sim.compiled.row_layout import (
     NONE,
     ORDER_AT,
     BatchCost,
-    Block,
+    BatchQueue,
     Cluster,
     Credit,
     Device,
     DeviceModel,
     Instance,
     Instances,
-    Journey,
     KeyQueue,
-    Line,
     Medium,
     Member,
     Message,
+    MicroBatch,
     Move,
     Observed,
     Parameters,
@@ -44,9 +43,10 @@ from sim.compiled.row_layout import (
     Report,
     Request,
     Server,
-    ServerKnobs,
+    ServerParams,
     Stages,
     Tally,
+    Trace,
     UnsupportedScenario,
 )
 from sim.device_tables import DeviceTables, input_bytes
@@ -104,26 +104,28 @@ class Program:
         self.keys = [
             (s, w, x) for s in range(1, self.segments + 1) for w in config.widths for x in (IMAGE, *config.widths)
         ]  # the number of a key is its index here
-        self.group = max(config.groups)
+        self.micro_batch_size = max(config.micro_batch_sizes)
         self._masks = config.masks()
         self._writer = _Writer(Parameters.size)
-        servers_at = self._writer.reserve(ServerKnobs.size * self.servers)
+        servers_at = self._writer.reserve(ServerParams.size * self.servers)
         devices_at = self._writer.reserve(DeviceModel.size * len(cluster.devices))
         self.media = list(dict.fromkeys(server.attachment.medium for server in cluster.servers))
         self.racks = list(dict.fromkeys(server.attachment.rack for server in cluster.servers))
         servers = [self._server(index, spec) for index, spec in enumerate(cluster.servers)]
         devices = [self._device(index, tables) for index, tables in enumerate(cluster.devices)]
         head = self._head()
-        head.server_knobs_at, head.device_models_at = servers_at, devices_at
+        head.server_params_at, head.device_models_at = servers_at, devices_at
         self.parameters = self._writer.row()
         self.parameters[: head.size] = head.numbers
         for at, records in ((servers_at, servers), (devices_at, devices)):
             numbers = np.concatenate([record.numbers for record in records])
             self.parameters[at : at + len(numbers)] = numbers
 
-    def shape(self, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool) -> Shape:
+    def shape(
+        self, requests: int, instances: int, micro_batches: int, messages: int, faults: int, keeps: bool
+    ) -> Shape:
         """Return the shape with pools of these sizes; runs share it, and with it one row of parameters."""
-        sizes = (requests, instances, blocks, messages, faults, keeps)
+        sizes = (requests, instances, micro_batches, messages, faults, keeps)
         if sizes not in self._shapes:
             self._shapes[sizes] = Shape(self, *sizes)
         return self._shapes[sizes]
@@ -143,19 +145,19 @@ class Program:
         p.places = self.segments * len(config.model_widths)
         p.classes = config.class_count
         p.first_places_at = self._writer.add([model * self.segments for model in config.class_models])
-        p.lines = p.classes * self.segments * (self.width_count + 1) * (self.servers + 2)
-        p.cap, p.group = config.outstanding_blocks, self.group
-        p.moves = 1 if config.block_key == "location" else self.group
+        p.batch_queues = p.classes * self.segments * (self.width_count + 1) * (self.servers + 2)
+        p.cap, p.micro_batch_size = config.outstanding_micro_batches, self.micro_batch_size
+        p.moves = 1 if config.micro_batch_key == "location" else self.micro_batch_size
         p.uplinks = len(self.media)
         p.leaves = 1 << (self.servers - 1).bit_length()
         if (host := cluster.host) is not None:
             _copy(host, p)
             p.has_host, p.spread_at, p.spread_count = 1, self._writer.add(host.spread, np.float64), len(host.spread)
-            p.decision_block_ns, p.decision_image_ns = host.decision
-            p.returned_block_ns, p.returned_image_ns = host.returned
+            p.decision_micro_batch_ns, p.decision_image_ns = host.decision
+            p.returned_micro_batch_ns, p.returned_image_ns = host.returned
             p.after_pause_at = self._writer.add(host.after_pause, np.float64)
             p.host_devices_at, p.host_devices = self._writer.add([*host.devices, NONE]), len(host.devices)
-        p.anywhere = config.block_key == "any"
+        p.anywhere = config.micro_batch_key == "any"
         p.sheds, p.mean_top1 = config.shed_expired, cluster.prior.mean_top1
         p.carried_img_s = config.carried_img_s
         p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
@@ -180,32 +182,32 @@ class Program:
             values += self.by_tuple(prior, length)
         return self._writer.add(values, np.float64), self._writer.add(levels)
 
-    def _server(self, index: int, spec: ServerSpec) -> ServerKnobs:
-        knobs, link = spec.knobs, spec.attachment.link
-        add, record = self._writer.add, ServerKnobs.blank()
+    def _server(self, index: int, spec: ServerSpec) -> ServerParams:
+        params, link = spec.params, spec.attachment.link
+        add, record = self._writer.add, ServerParams.blank()
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
         masks = self._masks[index]
-        _copy(knobs, record)
+        _copy(params, record)
         _copy(link, record)
-        record.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
-        record.blocks_head_of_line = knobs.head_of_line == "block"
-        record.serves_as_instance, record.fit_ends_at = knobs.served_width == "instance", add(self._fit_ends(knobs))
-        record.padded_at, record.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
-        record.preload_at = add([*(specs.index(spec_key) for spec_key in knobs.preload), NONE])
-        record.preload_count = len(knobs.preload)
+        record.idle_unload_ns = NONE if params.idle_unload_ns is None else params.idle_unload_ns
+        record.blocks_head_of_line = params.head_of_line == "wait"
+        record.serves_as_instance, record.fit_ends_at = params.served_width == "instance", add(self._fit_ends(params))
+        record.padded_at, record.padded_count = add([*params.padded_sizes, NONE]), len(params.padded_sizes)
+        record.preload_at = add([*(specs.index(spec_key) for spec_key in params.preload), NONE])
+        record.preload_count = len(params.preload)
         record.medium, record.rack = self.media.index(spec.attachment.medium), self.racks.index(spec.attachment.rack)
         if (uplink := spec.attachment.uplink) is not None:
             record.uplink_s, record.uplink_bytes_s = uplink.latency_s, uplink.bandwidth_bytes_s
-        record.instance_bytes_at = add([knobs.instance_bytes.get(spec_key, 0) for spec_key in specs])
-        record.can_hold_at = add([knobs.can_hold(spec_key) for spec_key in specs])
+        record.instance_bytes_at = add([params.instance_bytes.get(spec_key, 0) for spec_key in specs])
+        record.can_hold_at = add([params.can_hold(spec_key) for spec_key in specs])
         record.holds_any_at = add([any(widths) for widths in masks])
         record.codes_at = add([bits(widths) for widths in masks])
         record.power_limit_w = self.cluster.devices[spec.device].profile.power.cap_w
         return record
 
-    def _fit_ends(self, knobs: GreedyKnobs) -> list[int]:
+    def _fit_ends(self, params: GreedyParams) -> list[int]:
         """Return for each segment and width one more than the number of the widest width that serves it."""
-        nests, count = nest_by_width(self.widths, knobs.nests), self.width_count
+        nests, count = nest_by_width(self.widths, params.nests), self.width_count
         ends = [self.widths.index(nests[width][-1]) + 1 for width in self.widths]
         return [segment * count + end for segment in range(self.segments) for end in ends]
 
@@ -220,12 +222,12 @@ class Program:
         model.crowding_across_at = add(_packed(tables.crowding_across))
         model.is_hosted, model.idle_mw = tables.hosted, tables.context_idle_mw
         model.extra_at = add(tables.extra_ns)
-        if (chores := tables.chores) is not None:
-            _copy(chores, model)
-            model.has_chores, model.taken_at = 1, add(chores.taken)
-            model.moved_ns, model.moved_image_ns = chores.moved
-            model.begun_ns, model.begun_image_ns = chores.begun
-            model.ended_ns, model.ended_image_ns = chores.ended
+        if (cpu_work := tables.cpu_work) is not None:
+            _copy(cpu_work, model)
+            model.has_cpu_work, model.taken_at = 1, add(cpu_work.taken)
+            model.moved_ns, model.moved_image_ns = cpu_work.moved
+            model.begun_ns, model.begun_image_ns = cpu_work.begun
+            model.ended_ns, model.ended_image_ns = cpu_work.ended
         model.instance_costs_at = add(
             [[cost.load_ns, cost.reload_ns, cost.unload_ns] if cost else [0, 0, 0] for cost in costs]
         )
@@ -313,14 +315,25 @@ class Shape:
     """
 
     def __init__(
-        self, program: Program, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool
+        self,
+        program: Program,
+        requests: int,
+        instances: int,
+        micro_batches: int,
+        messages: int,
+        faults: int,
+        keeps: bool,
     ) -> None:
         self.program = program
         self.requests, self.instances = requests, instances
-        self.blocks, self.messages = blocks, messages
+        self.micro_batches, self.messages = micro_batches, messages
         self.faults, self.keeps = faults, keeps
-        holds = MAX_HOLDS * (requests + blocks * program.group) if program.cluster.router.max_batching_delay_ns else 0
-        self.most_credits = blocks + 2 + holds  # between two decisions
+        batching_delays = (
+            MAX_BATCHING_DELAYS * (requests + micro_batches * program.micro_batch_size)
+            if program.cluster.router.max_batching_delay_ns
+            else 0
+        )
+        self.most_credits = micro_batches + 2 + batching_delays  # between two decisions
         self.parameters = program.parameters.copy()
         p = self.p = Parameters(self.parameters)
         p.readings = max(max(device.power_window, device.utilization_window) + 1 for device in program.cluster.devices)
@@ -330,35 +343,35 @@ class Shape:
         p.reports_at = p.instance_lists_at + p.specs * Instances.size
         p.readings_at = p.reports_at + p.reports * Report.size
         p.server_size = p.readings_at + p.readings * Reading.size
-        p.members_at = Block.size + p.moves * Move.size
-        p.member_size = Member.size if p.max_batching_delay_ns else Member.offsets["holds"]
-        p.block_size = p.members_at + p.group * p.member_size
-        journey = Journey.size + p.segments * (2 + Stages.size) if keeps else 0
-        p.request_size = Request.size + journey
+        p.members_at = MicroBatch.size + p.moves * Move.size
+        p.member_size = Member.size if p.max_batching_delay_ns else Member.offsets["batching_delays"]
+        p.micro_batch_size = p.members_at + p.micro_batch_size * p.member_size
+        trace = Trace.size + p.segments * (2 + Stages.size) if keeps else 0
+        p.request_size = Request.size + trace
         p.margin = margin(program)
         p.instances, p.requests = instances, requests
-        p.blocks, p.messages = blocks, messages
+        p.micro_batches, p.messages = micro_batches, messages
         self._areas = {
             "tree_at": 2 * p.leaves,
             "valid_at": p.places,
             "up_at": p.places,
             "looked_at": p.samples,
             "freed_at": p.samples,
-            "candidates_at": p.group,
+            "candidates_at": p.micro_batch_size,
             "tallies_at": p.classes * Tally.size,
             "observed_at": p.servers * Observed.size,
             "powers_at": p.servers,
             "servers_at": p.servers * p.server_size,
             "devices_at": p.devices * Device.size,
             "media_at": p.media * Medium.size,
-            "lines_at": p.lines * Line.size,
+            "batch_queues_at": p.batch_queues * BatchQueue.size,
             "faults_at": faults * PlannedFault.size,
-            "hold_rule_at": 3 * p.segments,
+            "batching_delay_rule_at": 3 * p.segments,
             "parts_at": _MAX_PARTS,
             "credits_at": self.most_credits * Credit.size,
             "instances_at": instances * Instance.size,
             "requests_at": requests * p.request_size,
-            "blocks_at": blocks * p.block_size,
+            "micro_batches_at": micro_batches * p.micro_batch_size,
             "messages_at": messages * Message.size,
         }
         self.size = Cluster.size
@@ -385,48 +398,54 @@ class Shape:
             device.numbers[:] = Device.blank().numbers
             device.model_at = p.device_models_at + index * DeviceModel.size
             device.power_mw = tables.context_idle_mw
-        _all_at_first(row[p.lines_at : p.lines_at + p.lines * Line.size], Line)
+        _all_at_first(row[p.batch_queues_at : p.batch_queues_at + p.batch_queues * BatchQueue.size], BatchQueue)
         self.link_free(row, 0, 0, 0, 0)
         return row
 
-    def link_free(self, row: Numbers, instances: int, requests: int, blocks: int, messages: int) -> None:
+    def link_free(self, row: Numbers, instances: int, requests: int, micro_batches: int, messages: int) -> None:
         """Append the pools' slots from these numbers on to their free lists."""
         c, p = Cluster(row), self.p
         at, offset = p.instances_at, Instance.offsets["next"]
         c.free_instance = _link(row[at + offset :: Instance.size], instances, self.instances, c.free_instance)
         at, offset = p.requests_at, Request.offsets["next"]
         c.free_request = _link(row[at + offset :: p.request_size], requests, self.requests, c.free_request)
-        at, offset = p.blocks_at, Block.offsets["next"]
-        c.free_block = _link(row[at + offset :: p.block_size], blocks, self.blocks, c.free_block)
+        at, offset = p.micro_batches_at, MicroBatch.offsets["next"]
+        c.free_micro_batch = _link(
+            row[at + offset :: p.micro_batch_size], micro_batches, self.micro_batches, c.free_micro_batch
+        )
         at, offset = p.messages_at, Message.offsets["next"]
         links = row[at + offset : at + self.messages * Message.size : Message.size]
         c.free_message = _link(links, messages, self.messages, c.free_message)
         c.free_messages += self.messages - messages
         c.free_instances += self.instances - instances
         c.free_requests += self.requests - requests
-        c.free_blocks += self.blocks - blocks
-        row[p.requests_at + requests * p.request_size + Request.offsets["id"] : p.blocks_at : p.request_size] = NONE
+        c.free_micro_batches += self.micro_batches - micro_batches
+        row[p.requests_at + requests * p.request_size + Request.offsets["id"] : p.micro_batches_at : p.request_size] = (
+            NONE
+        )
 
     def _start_server(self, c: Cluster, index: int) -> None:
         p, spec = self.p, self.program.cluster.servers[index]
         server = Server(c, p.servers_at + index * p.server_size)
         server.numbers[:] = Server.blank().numbers
         server.index, server.device = index, spec.device
-        server.knobs_at = p.server_knobs_at + index * ServerKnobs.size
-        server.used_bytes = server.peak_bytes = spec.knobs.context_bytes
+        server.params_at = p.server_params_at + index * ServerParams.size
+        server.used_bytes = server.peak_bytes = spec.params.context_bytes
         numbers = server.following
         _all_at_first(numbers[p.queues_at : p.instance_lists_at], KeyQueue)
         _all_at_first(numbers[p.instance_lists_at : p.reports_at], Instances)
 
-    def grown(self, row: Numbers, requests: int, instances: int, blocks: int, messages: int) -> tuple[Shape, Numbers]:
+    def grown(
+        self, row: Numbers, requests: int, instances: int, micro_batches: int, messages: int
+    ) -> tuple[Shape, Numbers]:
         """Return a shape with larger pools, and the row of a running cluster in it."""
-        shape = self.program.shape(requests, instances, blocks, messages, faults=self.faults, keeps=self.keeps)
+        shape = self.program.shape(requests, instances, micro_batches, messages, faults=self.faults, keeps=self.keeps)
         larger = np.zeros(shape.size, np.int64)
         larger[: Cluster.size] = row[: Cluster.size]
         for field, size in self._areas.items():
             old, new = getattr(self.p, field), getattr(shape.p, field)
             larger[new : new + size] = row[old : old + size]
-        shape.link_free(larger, self.instances, self.requests, self.blocks, self.messages)
+        shape.link_free(larger, self.instances, self.requests, self.micro_batches, self.messages)
         return shape, larger
 
 
@@ -447,10 +466,10 @@ def margin(program: Program) -> int:
     """Return how many instances one event may load: each key's one; or all that fit in a memory."""
     most = 0
     for spec in program.cluster.servers:
-        knobs = spec.knobs
-        smallest = max(1, min(knobs.instance_bytes.values(), default=1))
-        held = max(0, knobs.vram_cap_bytes - knobs.context_bytes) // smallest
-        most = max(most, min(held, len(program.keys) + len(knobs.preload)))
+        params = spec.params
+        smallest = max(1, min(params.instance_bytes.values(), default=1))
+        held = max(0, params.vram_cap_bytes - params.context_bytes) // smallest
+        most = max(most, min(held, len(program.keys) + len(params.preload)))
     return most
 
 

@@ -12,17 +12,17 @@ import numpy.typing as npt
 from kit.errors import WorkError
 from kit.jit import Ints
 from kit.random_streams import derived_seed
-from policies.compiled.plan_layout import Draws, Plan, blank_sheet
+from policies.compiled.plan_layout import Draws, Plan, blank_observation
 from policies.router_plans import CompiledRouter
-from policies.vocabulary import NS_PER_S, GoalSet, HoldRule, OwnLimit
+from policies.vocabulary import NS_PER_S, BatchingDelayRule, GoalSet, OwnLimit
 from sim.compiled.cluster_rows import Program, addressed, margin, message_margin
 from sim.compiled.event_loop import NEEDS_DRAWS, NEEDS_PLAN, plan_cluster_fault, run_cluster, steps
 from sim.compiled.row_layout import (
-    BLOCKS_FULL,
     DRAWN,
     ENDED,
     INSTANCES_FULL,
     MESSAGES_FULL,
+    MICRO_BATCHES_FULL,
     NEVER,
     NO_CURVE,
     NO_TUPLE,
@@ -31,11 +31,11 @@ from sim.compiled.row_layout import (
     REPLAYED,
     REQUESTS_FULL,
     BatchRow,
-    BlockRow,
     Cluster,
     Device,
     DowntimeRow,
     Goal,
+    MicroBatchRow,
     ReadingRow,
     RequestRow,
     SlowdownChange,
@@ -70,21 +70,26 @@ class Records:
     def __init__(self, requests: int, segments: int, downtimes: int, servers: int) -> None:
         readings = _FIRST_ROWS + servers  # the first instant has one for each server
         self.requests = np.zeros(requests, request_row(segments))
-        self.blocks, self.batches = np.zeros(_FIRST_ROWS, BlockRow.dtype), np.zeros(_FIRST_ROWS, BatchRow.dtype)
+        self.micro_batches, self.batches = (
+            np.zeros(_FIRST_ROWS, MicroBatchRow.dtype),
+            np.zeros(_FIRST_ROWS, BatchRow.dtype),
+        )
         self.readings, self.variances = np.zeros(readings, ReadingRow.dtype), np.zeros(readings)
         self.downtimes = np.zeros(downtimes, DowntimeRow.dtype)
 
     def place_in(self, c: Cluster) -> None:
         """Store their addresses in a cluster."""
         c.request_rows_at, c.downtimes_at = addressed(self.requests), addressed(self.downtimes)
-        c.block_rows_at, c.block_rows_room = addressed(self.blocks), len(self.blocks)
+        c.micro_batch_rows_at, c.micro_batch_rows_room = addressed(self.micro_batches), len(self.micro_batches)
         c.batch_rows_at, c.batch_rows_room = addressed(self.batches), len(self.batches)
         c.reading_rows_at, c.reading_rows_room = addressed(self.readings), len(self.readings)
         c.variances_at, c.variances_room = addressed(self.variances), len(self.variances)
 
-    def grow(self, blocks: int) -> None:
-        """Double them; with extra room for the blocks that may all end at once."""
-        self.blocks = np.concatenate([self.blocks, np.zeros(len(self.blocks) + blocks, BlockRow.dtype)])
+    def grow(self, micro_batches: int) -> None:
+        """Double them; with extra room for the micro-batches that may all end at once."""
+        self.micro_batches = np.concatenate(
+            [self.micro_batches, np.zeros(len(self.micro_batches) + micro_batches, MicroBatchRow.dtype)]
+        )
         self.batches, self.readings = np.tile(self.batches, 2), np.tile(self.readings, 2)
         self.variances = np.tile(self.variances, 2)
 
@@ -108,11 +113,11 @@ class RunRow:
         self.program, self.run = program, run
         planned = 2 * len(run.faults)  # steps at most
         servers = program.servers
-        preloaded = sum(len(server.knobs.preload) for server in program.cluster.servers)
+        preloaded = sum(len(server.params.preload) for server in program.cluster.servers)
         self.shape = program.shape(
             requests=64 + 8 * servers,
             instances=margin(program) + 4 * servers + preloaded,
-            blocks=min(servers * program.cluster.router.outstanding_blocks, 4 + 4 * servers),
+            micro_batches=min(servers * program.cluster.router.outstanding_micro_batches, 4 + 4 * servers),
             messages=message_margin(program) + 2 * servers,
             faults=planned + 2 * servers + 2,
             keeps=keeps,
@@ -138,7 +143,7 @@ class RunRow:
         c.horizon_ns, c.limit_ns = run.horizon_ns, run.drain_limit_ns
         c.drains = run.end == "drain"
         if p.max_batching_delay_ns:
-            c.may_hold = 1
+            c.may_delay = 1
             c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
         rows = (*run.goals, (0, GoalSet()))
         goals = np.array([(at_ns, *msgspec.structs.astuple(goal)) for at_ns, goal in rows], Goal.dtype)
@@ -165,10 +170,10 @@ class RunRow:
         self.records.place_in(c)
         self._set_scratch()
 
-    def set_hold_rule(self, rule: HoldRule) -> None:
+    def set_batching_delay_rule(self, rule: BatchingDelayRule) -> None:
         """Set the router's hold rule, from the run's start on."""
-        if self.cluster.may_hold:
-            self.cluster.has_hold_rule, at = 1, self.shape.p.hold_rule_at
+        if self.cluster.may_delay:
+            self.cluster.has_batching_delay_rule, at = 1, self.shape.p.batching_delay_rule_at
             numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns]
             self.row[at : at + len(numbers)] = numbers
 
@@ -198,14 +203,14 @@ class RunRow:
         """Enlarge what `advance` lacked."""
         shape = self.shape
         if status == RECORDS_FULL:
-            self.records.grow(shape.blocks)
+            self.records.grow(shape.micro_batches)
             self.records.place_in(self.cluster)
             return
         requests = shape.requests + (shape.requests // 2 if status == REQUESTS_FULL else 0)
         instances = shape.instances + (shape.instances // 2 if status == INSTANCES_FULL else 0)
-        blocks = shape.blocks + (max(1, shape.blocks // 2) if status == BLOCKS_FULL else 0)
+        micro_batches = shape.micro_batches + (max(1, shape.micro_batches // 2) if status == MICRO_BATCHES_FULL else 0)
         messages = shape.messages * (2 if status == MESSAGES_FULL else 1)
-        self.shape, self.row = shape.grown(self.row, requests, instances, blocks, messages)
+        self.shape, self.row = shape.grown(self.row, requests, instances, micro_batches, messages)
         self.cluster = Cluster(self.row)
         self._set_scratch()
 
@@ -237,12 +242,12 @@ def _require_supported(program: Program, run: RunSpec) -> None:
 
 
 class RouterAnswer(NamedTuple):
-    """The answer to a pending decision: a server, a width by number and a group; or `HOLD`, the number of requests that
-    ends it, and its longest time in ns."""
+    """The answer to a pending decision: a server, a width by number and a group; or `BATCHING_DELAY`, the number of
+    requests that ends it, and its longest time in ns."""
 
     server: int
     width: int
-    group: int
+    micro_batch_size: int
 
 
 NO_ANSWER: Final = RouterAnswer(NONE, NONE, NONE)
@@ -250,12 +255,12 @@ _NO_PLAN: Final = np.zeros(Plan.size, np.int64)  # its width rule is OUTSIDE
 _NO_SHEET: Final = np.zeros(1, np.int64)
 
 
-def go_on(run: RunRow, answer: RouterAnswer = NO_ANSWER, plan: Ints = _NO_PLAN, sheet: Ints = _NO_SHEET) -> int:
+def go_on(run: RunRow, answer: RouterAnswer = NO_ANSWER, plan: Ints = _NO_PLAN, observation: Ints = _NO_SHEET) -> int:
     """Run a cluster as far as possible, from the answer on; returns why it stops (`run_cluster`).
 
     Without a plan it stops at every decision.
     """
-    return run_cluster(run.row, run.shape.parameters, plan, sheet, *answer)
+    return run_cluster(run.row, run.shape.parameters, plan, observation, *answer)
 
 
 def run_to_end(
@@ -275,16 +280,16 @@ def run_to_end(
     Raises:
         WorkError: the run reached an unmeasured key or tuple.
     """
-    plan, sheet = planned.row, blank_sheet(run.program.servers)
+    plan, observation = planned.row, blank_observation(run.program.servers)
     replan = planned.replan
     draws = Draws(plan, rng)
     try:
-        while (status := go_on(run, answer, plan, sheet)) != ENDED:
+        while (status := go_on(run, answer, plan, observation)) != ENDED:
             answer = NO_ANSWER
             if status == NEEDS_DRAWS:
                 draws.draw()
             elif status == NEEDS_PLAN and replan is not None:
-                replan(plan, sheet)
+                replan(plan, observation)
             elif status in (NO_CURVE, NO_TUPLE):
                 raise WorkError(problem_of(status))
             else:

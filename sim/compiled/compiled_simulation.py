@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from kit.errors import WorkError
-from policies.compiled.plan_layout import HOLD
-from policies.interfaces import RewardTerms, RoutingPolicy, hold_rule_of, limit_ns_of
+from policies.compiled.plan_layout import BATCHING_DELAY
+from policies.interfaces import RewardTerms, RoutingPolicy, batching_delay_rule_of, limit_ns_of
 from policies.router_core import flags
 from policies.router_plans import plan_of
 from policies.run_records import (
     BatchRecord,
-    BlockRecord,
+    MicroBatchRecord,
     RequestRecord,
     RequestStatus,
     RunColumns,
@@ -25,12 +25,12 @@ from policies.run_records import (
 from policies.vocabulary import (
     ANYWHERE,
     IMAGE,
+    BatchingDelay,
+    BatchingDelayRule,
     Choice,
     ClusterView,
     Decide,
     HeadKey,
-    Hold,
-    HoldRule,
     OwnLimit,
     ServerView,
     WorkKey,
@@ -121,32 +121,35 @@ class CompiledSimulation:
         self._pending = Decide(run.cluster.decision, self._view())
         return self._pending
 
-    def decide(self, choice: Choice | Hold) -> None:
+    def decide(self, choice: Choice | BatchingDelay) -> None:
         """Answer the pending decision; it takes effect `decision_ns` after its request."""
         assert self._pending is not None, "no decision is pending"
-        if isinstance(choice, Hold):
-            self._hold(choice, self._pending.view)
+        if isinstance(choice, BatchingDelay):
+            self._batching_delay(choice, self._pending.view)
             return
         head, widths = self._pending.view.head, self.cluster.router.widths
         width = widths.index(choice.width)
-        _require(choice.group >= 1, f"an empty group: {choice}")
+        _require(choice.micro_batch_size >= 1, f"an empty group: {choice}")
         _require(0 <= choice.server < len(self._masks), f"the policy chose a server that is none: {choice}")
         place_number = self.cluster.router.place_of(head.segment, head.service_class)
         _require(self._masks[choice.server][place_number][width], f"the policy chose a masked width: {choice}")
         _require(self._pending.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
         self._pending = None
-        self._answer = RouterAnswer(choice.server, width, choice.group)
+        self._answer = RouterAnswer(choice.server, width, choice.micro_batch_size)
 
-    def _hold(self, hold: Hold, view: ClusterView) -> None:
-        _require(view.hold_left_ns > 0, "the policy held those who may not be held")
-        most = self.cluster.router.groups[-1]
-        _require(hold.wait_ns > 0 and view.candidates < hold.requests <= most, f"no such hold: {hold}")
+    def _batching_delay(self, batching_delay: BatchingDelay, view: ClusterView) -> None:
+        _require(view.batching_delay_left_ns > 0, "the policy held those who may not be held")
+        most = self.cluster.router.micro_batch_sizes[-1]
+        _require(
+            batching_delay.wait_ns > 0 and view.candidates < batching_delay.requests <= most,
+            f"no such batching delay: {batching_delay}",
+        )
         self._pending = None
-        self._answer = RouterAnswer(HOLD, hold.requests, hold.wait_ns)
+        self._answer = RouterAnswer(BATCHING_DELAY, batching_delay.requests, batching_delay.wait_ns)
 
-    def set_hold_rule(self, rule: HoldRule) -> None:
+    def set_batching_delay_rule(self, rule: BatchingDelayRule) -> None:
         """Set the router's hold rule, if holds are allowed; before the first decision."""
-        self._run.set_hold_rule(rule)
+        self._run.set_batching_delay_rule(rule)
 
     def set_limit(self, limit: OwnLimit) -> None:
         """Set the limit of p99 latency by which images are late from now on."""
@@ -163,9 +166,9 @@ class CompiledSimulation:
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
         """Let a policy make every decision, without a record."""
-        rule = hold_rule_of(policy)
+        rule = batching_delay_rule_of(policy)
         if rule is not None:
-            self.set_hold_rule(rule)
+            self.set_batching_delay_rule(rule)
         self.set_limit(OwnLimit(limit_ns_of(policy)))
         planned = plan_of(policy, self.cluster.router) if type(rng) is np.random.Generator else None
         if planned is not None and not self._has_ended:
@@ -181,7 +184,7 @@ class CompiledSimulation:
             self.set_limit(OwnLimit(limit_ns_of(policy)))  # its separate one, if any
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """Return (decision, reward) of the blocks that have ended since the last call."""
+        """Return (decision, reward) of the micro-batches that have ended since the last call."""
         credits, self._credits = self._credits, []
         return credits
 
@@ -204,13 +207,13 @@ class CompiledSimulation:
         left_ns, late, limit_ns, service_class, others_completed = more
         accuracy_sum, floor, energy_weight = reals[_INTEGERS:_HEAD_SEEN]
         goal_facts = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight, others_completed)
-        if self.cluster.router.block_key == "any":
+        if self.cluster.router.micro_batch_key == "any":
             location = ANYWHERE
         servers, at = [], _HEAD_SEEN
         place_number = self.cluster.router.place_of(segment + 1, service_class)
         for masks in self._masks:
             first, at = at, at + _SERVER_SEEN
-            is_valid, requests, blocks, vram_bytes, loaded, loading, _, _, keys = numbers[first:at]
+            is_valid, requests, micro_batches, vram_bytes, loaded, loading, _, _, keys = numbers[first:at]
             end = at + keys * _WORK_SEEN
             work = zip(numbers[at + _KEY : end : _WORK_SEEN], numbers[at + _REQUESTS : end : _WORK_SEEN], strict=True)
             servers.append(
@@ -218,7 +221,7 @@ class CompiledSimulation:
                     valid=bool(is_valid),
                     widths=masks[place_number],
                     outstanding_requests=requests,
-                    outstanding_blocks=blocks,
+                    outstanding_micro_batches=micro_batches,
                     outstanding={self._keys[key]: count for key, count in work},
                     utilization=reals[first + _UTILIZATION],
                     power_w=reals[first + _POWER],
@@ -242,7 +245,7 @@ class CompiledSimulation:
         return RunRecord(
             ended_ns=columns.ended_ns,
             requests=self._requests(is_detailed),
-            blocks=self._blocks() if is_detailed else (),
+            micro_batches=self._micro_batches() if is_detailed else (),
             batches=self._batches() if is_detailed else (),
             telemetry=self._telemetry() if is_detailed else (),
             servers=columns.servers,
@@ -280,18 +283,18 @@ class CompiledSimulation:
             )
         )  # fmt: skip
 
-    def _head_of(self, line: int) -> HeadKey:
-        rest, location = divmod(line, self._program.servers + 2)
+    def _head_of(self, batch_queue: int) -> HeadKey:
+        rest, location = divmod(batch_queue, self._program.servers + 2)
         rest, previous = divmod(rest, self._program.width_count + 1)
         service_class, segment = divmod(rest, self._program.segments)
         return HeadKey(segment + 1, self._widths[previous], location - 2, service_class)
 
-    def _blocks(self) -> tuple[BlockRecord, ...]:
-        rows = self._run.records.blocks[: self._run.cluster.block_rows].tolist()
+    def _micro_batches(self) -> tuple[MicroBatchRecord, ...]:
+        rows = self._run.records.micro_batches[: self._run.cluster.micro_batch_rows].tolist()
         return tuple(
-            BlockRecord(
+            MicroBatchRecord(
                 decision=decision,
-                head=self._head_of(line),
+                head=self._head_of(batch_queue),
                 server=server,
                 width=self._keys[key].width,
                 size=size,
@@ -302,7 +305,19 @@ class CompiledSimulation:
                 latency_s=latency_s,
                 reward=RewardTerms(*terms),
             )
-            for decision, line, server, key, size, snapshot_ns, sent_ns, arrived_ns, ended_ns, latency_s, terms in rows
+            for (
+                decision,
+                batch_queue,
+                server,
+                key,
+                size,
+                snapshot_ns,
+                sent_ns,
+                arrived_ns,
+                ended_ns,
+                latency_s,
+                terms,
+            ) in rows
         )
 
     def _batches(self) -> tuple[BatchRecord, ...]:

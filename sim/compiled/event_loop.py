@@ -12,9 +12,10 @@ start of the next decision, when nothing is left at the instant. Every slot stor
 from __future__ import annotations
 
 from kit.jit import Ints, entry, ints, ints_at, kernel, reals, reals_at
-from policies.compiled.plan_layout import ANYWHERE, HOLD, OUTSIDE, Plan, Sheet, seen_at
+from policies.compiled.plan_layout import ANYWHERE, BATCHING_DELAY, OUTSIDE, ObservationRecord, Plan, seen_at
 from policies.compiled.rule_kernels import choose
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
+from sim.compiled.device_kernels import advance_device, freeze, rerate, straggle
 from sim.compiled.greedy_kernels import (
     begin_next,
     come_up,
@@ -26,11 +27,10 @@ from sim.compiled.greedy_kernels import (
     next_telemetry,
     sample,
     schedule,
-    take_block_in,
+    take_micro_batch_in,
 )
 from sim.compiled.host_kernels import arrive_at_host, begin_decision, hear_next
-from sim.compiled.physics_kernels import advance_device, freeze, rerate, straggle
-from sim.compiled.queue_kernels import end_due_holds
+from sim.compiled.queue_kernels import end_due_batching_delays
 from sim.compiled.router_kernels import (
     arrive,
     ask,
@@ -41,19 +41,19 @@ from sim.compiled.router_kernels import (
     may_send,
     plan_arrival,
     plan_goal,
-    send_block,
+    send_micro_batch,
     set_goal,
 )
 from sim.compiled.row_access import (
-    block_at,
     code_of,
     device_at,
     fault_at,
     hashed_below,
     key_at,
-    knobs_of,
+    micro_batch_at,
     model_of,
     observed_at,
+    params_of,
     place_of,
     record_rest,
     request_at,
@@ -65,13 +65,13 @@ from sim.compiled.row_access import (
 )
 from sim.compiled.row_layout import (
     ASKED,
-    BLOCKS_FULL,
     DIED,
     ENDED,
     FIRST_DRAW,
     HUNG,
     INSTANCES_FULL,
     MESSAGES_FULL,
+    MICRO_BATCHES_FULL,
     NEVER,
     NONE,
     OUT,
@@ -186,7 +186,7 @@ def _fault_happens(
         _crash(c, p, server, DIED, now)
     elif action == HANG:
         _hang(c, p, server, now)
-    elif server.epoch == argument:
+    elif server.incarnation == argument:
         _crash(c, p, server, HUNG, now)
 
 
@@ -196,7 +196,7 @@ def _hang(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         server.is_hung = 1
         server.times.timer = NEVER
         freeze(c, p, server, now)
-        plan_fault(c, p, server, now + p.hang_ns, BEGINS, NOTICE_HANG, server.epoch, 0.0)
+        plan_fault(c, p, server, now + p.hang_ns, BEGINS, NOTICE_HANG, server.incarnation, 0.0)
 
 
 @kernel
@@ -309,40 +309,40 @@ def _lacks(c: Cluster, p: Parameters) -> int:
     """Return what must grow before the next event, whatever it is."""
     if c.free_requests == 0 and c.arrival_ns != NEVER:
         return REQUESTS_FULL
-    if c.free_blocks == 0 and c.decision_end_ns != NEVER:
-        return BLOCKS_FULL
+    if c.free_micro_batches == 0 and c.decision_end_ns != NEVER:
+        return MICRO_BATCHES_FULL
     if c.free_instances < p.margin:
         return INSTANCES_FULL
     if c.free_messages < p.widths + 4:
         return MESSAGES_FULL
     if c.detail:
-        blocks = c.block_rows + p.blocks >= c.block_rows_room
+        micro_batches = c.micro_batch_rows + p.micro_batches >= c.micro_batch_rows_room
         readings = c.reading_rows >= c.reading_rows_room or c.variances >= c.variances_room
-        if blocks or readings or c.batch_rows >= c.batch_rows_room:
+        if micro_batches or readings or c.batch_rows >= c.batch_rows_room:
             return RECORDS_FULL
     return 0
 
 
 @kernel
-def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> None:
-    """Answer the pending decision; it takes effect when policy and host have finished it (or see `HOLD`)."""
+def decide(c: Cluster, p: Parameters, server: int, width: int, micro_batch_size: int) -> None:
+    """Answer the pending decision; it takes effect when policy and host have finished it (or see `BATCHING_DELAY`)."""
     c.asked = 0
-    if server == HOLD:
-        c.hold_requests, c.hold_wait_ns = width, group
+    if server == BATCHING_DELAY:
+        c.batching_delay_requests, c.batching_delay_wait_ns = width, micro_batch_size
         c.decision_end_ns = begin_decision(c, p, 0, 0)
         return
-    c.hold_requests, c.server = 0, server
-    c.width, c.group = width, group
-    c.decision_end_ns = begin_decision(c, p, server, min(group, c.candidates))
+    c.batching_delay_requests, c.server = 0, server
+    c.width, c.micro_batch_size = width, micro_batch_size
+    c.decision_end_ns = begin_decision(c, p, server, min(micro_batch_size, c.candidates))
 
 
 @kernel
-def decide_to_hold(c: Cluster, p: Parameters, groups: Ints, wait_ns: int) -> None:
-    """Apply the answer of a policy that chooses a wait (`Waits.hold`)."""
+def decide_to_delay(c: Cluster, p: Parameters, micro_batch_sizes: Ints, wait_ns: int) -> None:
+    """Apply the answer of a policy that chooses a wait (`Waits.batching_delay`)."""
     size = 0
-    while groups[size] <= c.candidates:
+    while micro_batch_sizes[size] <= c.candidates:
         size += 1
-    decide(c, p, HOLD, groups[size], min(wait_ns, c.hold_left_ns))
+    decide(c, p, BATCHING_DELAY, micro_batch_sizes[size], min(wait_ns, c.batching_delay_left_ns))
 
 
 @kernel
@@ -359,8 +359,8 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
         set_goal(c, p)
     elif c.arrivals_end_ns == now:
         c.arrivals_end_ns = NEVER
-        c.may_hold = 0
-        end_due_holds(c, p, NEVER, now)
+        c.may_delay = 0
+        end_due_batching_delays(c, p, NEVER, now)
     elif c.decision_end_ns == now:
         _end_decision(c, p, now)
     else:
@@ -371,12 +371,12 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
 def _end_decision(c: Cluster, p: Parameters, now: int) -> None:
     """Finish a decision at the router's host and policy."""
     c.decision_end_ns = NEVER
-    if c.hold_requests:
+    if c.batching_delay_requests:
         hold_back(c, p, now)
     elif may_send(c, p):
-        number = send_block(c, p, now)
+        number = send_micro_batch(c, p, now)
         server = server_at(c, p, c.server)
-        if block_at(c, p, number).moves == 0:
+        if micro_batch_at(c, p, number).moves == 0:
             hand_over(c, p, server, number, now)
             _rerate_touched(c, p, server, now)
         reschedule(c, p, server)
@@ -390,8 +390,8 @@ def _happen(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         number = end_transfer(c, p, server, now)
         if number != NONE:
             hand_over(c, p, server, number, now)
-    elif times.block == now:
-        take_block_in(c, p, server, now)
+    elif times.micro_batch == now:
+        take_micro_batch_in(c, p, server, now)
     elif times.start == now:
         begin_next(c, p, server, now)
     elif times.end == now:
@@ -495,62 +495,64 @@ NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 
 
 @kernel
-def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
+def write_observation(c: Cluster, p: Parameters, plan: Plan, observation: ObservationRecord) -> None:
     """Write a router's view of the pending decision."""
     request = request_at(c, p, c.slot)
     place_number = place_of(p, request)
-    sheet.now_ns, sheet.segment = c.now_ns, request.segment
-    sheet.previous_width = request.previous_width
-    sheet.location = ANYWHERE if p.anywhere else request.location
-    sheet.candidates, sheet.entered_ns = c.candidates, request.entered_ns
-    sheet.fifo_length, sheet.completed = c.fifo_length, c.completed
-    sheet.hold_left_ns = c.hold_left_ns
+    observation.now_ns, observation.segment = c.now_ns, request.segment
+    observation.previous_width = request.previous_width
+    observation.location = ANYWHERE if p.anywhere else request.location
+    observation.candidates, observation.entered_ns = c.candidates, request.entered_ns
+    observation.fifo_length, observation.completed = c.fifo_length, c.completed
+    observation.batching_delay_left_ns = c.batching_delay_left_ns
     tally = tally_at(c, p, request.service_class)
-    sheet.accuracy_sum, sheet.late = tally.accuracy_sum, tally.late
-    sheet.goal_floor = tally.floor
-    sheet.goal_limit_ns, sheet.goal_energy_weight = tally.limit_ns, tally.energy_weight
-    sheet.service_class, sheet.others_completed = request.service_class, c.completed - tally.completed
-    sheet.outstanding, sheet.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + place_number]
-    sheet.samples = 0 if plan.sees_all else c.looked
-    for position in range(sheet.samples if sheet.samples else p.servers):
+    observation.accuracy_sum, observation.late = tally.accuracy_sum, tally.late
+    observation.goal_floor = tally.floor
+    observation.goal_limit_ns, observation.goal_energy_weight = tally.limit_ns, tally.energy_weight
+    observation.service_class, observation.others_completed = request.service_class, c.completed - tally.completed
+    observation.outstanding, observation.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + place_number]
+    observation.samples = 0 if plan.sees_all else c.looked
+    for position in range(observation.samples if observation.samples else p.servers):
         index = position
-        if sheet.samples:
-            index = ints(sheet)[sheet.samples_at + position] = ints(c)[p.looked_at + position]
-        server, view = server_at(c, p, index), seen_at(sheet, index)
+        if observation.samples:
+            index = ints(observation)[observation.samples_at + position] = ints(c)[p.looked_at + position]
+        server, view = server_at(c, p, index), seen_at(observation, index)
         view.code = code_of(c, p, index, place_number)
-        view.holds = ints(p)[knobs_of(p, server).codes_at + place_number]
-        view.requests, view.blocks = server.requests, server.blocks
+        view.fits = ints(p)[params_of(p, server).codes_at + place_number]
+        view.requests, view.micro_batches = server.requests, server.micro_batches
         view.utilization, view.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
         view.work_ns = work_ns(c, p, plan, server) if plan.image_ns_at else 0
 
 
 @kernel
 def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
-    """Return the expected time of outstanding work at a server, summed over its blocks or its keys, whichever are
-    fewer."""
+    """Return the expected time of outstanding work at a server, summed over its micro-batches or its keys, whichever
+    are fewer."""
     work, costs_at = 0, plan.image_ns_at + ints(plan)[plan.devices_at + server.index] * plan.keys
-    if server.blocks > p.keys:
+    if server.micro_batches > p.keys:
         for key in range(p.keys):
             work += key_at(p, server, key).outstanding * ints(plan)[costs_at + key]
         return work
-    number = server.first_block
+    number = server.first_micro_batch
     while number != NONE:
-        block = block_at(c, p, number)
-        work += (block.count - block.ended) * ints(plan)[costs_at + block.key]
-        number = block.next
+        micro_batch = micro_batch_at(c, p, number)
+        work += (micro_batch.count - micro_batch.ended) * ints(plan)[costs_at + micro_batch.key]
+        number = micro_batch.next
     return work
 
 
 @entry
-def run_cluster(row: Ints, parameters: Ints, plan_row: Ints, view: Ints, server: int, width: int, group: int) -> int:
+def run_cluster(
+    row: Ints, parameters: Ints, plan_row: Ints, view: Ints, server: int, width: int, micro_batch_size: int
+) -> int:
     """Run a cluster to its end, to a decision that is not the plan's, or until something must grow or be made.
 
     It begins with its first instant, with the pending decision, or with the answer to it (`server` is NONE for none).
     """
     c, p = Cluster(row), Parameters(parameters)
-    plan, sheet = Plan(plan_row), Sheet(view)
+    plan, observation = Plan(plan_row), ObservationRecord(view)
     if server != NONE:
-        decide(c, p, server, width, group)
+        decide(c, p, server, width, micro_batch_size)
     while True:
         if c.asked == 0:
             status = advance(c, p)
@@ -561,8 +563,8 @@ def run_cluster(row: Ints, parameters: Ints, plan_row: Ints, view: Ints, server:
         c.credits = 0
         if plan.draw + plan.most_draws > plan.draws:
             return NEEDS_DRAWS
-        write_sheet(c, p, plan, sheet)
+        write_observation(c, p, plan, observation)
         if c.now_ns >= plan.wake_ns:
             return NEEDS_PLAN
-        choose(plan, sheet)
-        decide(c, p, plan.server, plan.width, plan.group)
+        choose(plan, observation)
+        decide(c, p, plan.server, plan.width, plan.micro_batch_size)

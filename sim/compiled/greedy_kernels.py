@@ -11,13 +11,12 @@ from math import ceil
 
 from kit.jit import bytes_at, ints, kernel, reals
 from policies.vocabulary import MAX_INSTANCES
-from sim.compiled.host_kernels import deliver, send_back
-from sim.compiled.physics_kernels import (
+from sim.compiled.device_kernels import (
     advance_device,
     busy_ms,
-    chores_end_ns,
     count_load,
-    do_chore,
+    cpu_work_end_ns,
+    do_cpu_work,
     energy_mj,
     free_ns,
     next_end,
@@ -28,18 +27,19 @@ from sim.compiled.physics_kernels import (
     stop_running,
     stretched_ns,
 )
+from sim.compiled.host_kernels import deliver, send_back
 from sim.compiled.queue_kernels import dequeue, enqueue
 from sim.compiled.router_kernels import gain_server, lose_server
 from sim.compiled.row_access import (
-    block_at,
     device_at,
     hashed_below,
     instance_at,
     key_at,
-    knobs_of,
     member_at,
+    micro_batch_at,
     model_at,
     model_of,
+    params_of,
     reading_at,
     record_batch,
     record_reading,
@@ -63,16 +63,16 @@ from sim.compiled.row_layout import (
     UNLABELLED,
     UNLOADING,
     BatchCost,
-    Block,
     Cluster,
     Instance,
     InstanceCost,
+    MicroBatch,
     Parameters,
     Parts,
     Pending,
     Report,
     Server,
-    ServerKnobs,
+    ServerParams,
     TakenCost,
 )
 
@@ -89,7 +89,7 @@ def _spec_of(p: Parameters, key: int) -> int:
 
 @kernel
 def _bytes_of(p: Parameters, server: Server, spec: int) -> int:
-    return ints(p)[knobs_of(p, server).instance_bytes_at + spec]
+    return ints(p)[params_of(p, server).instance_bytes_at + spec]
 
 
 @kernel
@@ -102,60 +102,60 @@ def _costs_of(p: Parameters, server: Server, spec: int) -> InstanceCost:
 
 @kernel
 def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) -> None:
-    """Hand a block with all its inputs to the scheduler (`SimulatedServer.hand_over`)."""
-    block, model = block_at(c, p, number), model_at(p, server.device)
+    """Hand a micro-batch with all its inputs to the scheduler (`SimulatedServer.hand_over`)."""
+    micro_batch, model = micro_batch_at(c, p, number), model_at(p, server.device)
     if model.there_ns == 0:
-        _enqueue_block(c, p, server, block, now)
+        _enqueue_micro_batch(c, p, server, micro_batch, now)
         return
     device = device_at(c, p, server.device)
     there_ns = model.busy_there_ns if device.count > 0 else model.there_ns
-    if model.has_chores:
+    if model.has_cpu_work:
         there_ns = stretched_ns(device, there_ns)
-    block.due_ns, block.next_arriving = now + there_ns, NONE
+    micro_batch.due_ns, micro_batch.next_arriving = now + there_ns, NONE
     if server.first_arriving == NONE:
         server.first_arriving = number
-        server.times.block = block.due_ns
+        server.times.micro_batch = micro_batch.due_ns
     else:
-        block_at(c, p, server.last_arriving).next_arriving = number
+        micro_batch_at(c, p, server.last_arriving).next_arriving = number
     server.last_arriving = number
 
 
 @kernel
-def take_block_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+def take_micro_batch_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Receive the oldest block in transfer to the scheduler: first the process, then the scheduler has it."""
-    block, model = block_at(c, p, server.first_arriving), model_at(p, server.device)
-    if model.has_chores and not server.is_open:
+    micro_batch, model = micro_batch_at(c, p, server.first_arriving), model_at(p, server.device)
+    if model.has_cpu_work and not server.is_open:
         server.is_open, device = 1, device_at(c, p, server.device)
         if server.is_up and not server.is_hung:
             cost = TakenCost(p, model.taken_at, pause(device, now))
             begins = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
-            do_chore(c, p, device, cost.block_ns + cost.image_ns * block.count, now, begins)
-        server.times.block = max(now, device.chores_until_ns)
+            do_cpu_work(c, p, device, cost.micro_batch_ns + cost.image_ns * micro_batch.count, now, begins)
+        server.times.micro_batch = max(now, device.cpu_work_until_ns)
         return
     server.is_open = 0
-    following = block.next_arriving
+    following = micro_batch.next_arriving
     server.first_arriving = following
-    server.times.block = NEVER if following == NONE else max(now, block_at(c, p, following).due_ns)
-    _enqueue_block(c, p, server, block, now)
+    server.times.micro_batch = NEVER if following == NONE else max(now, micro_batch_at(c, p, following).due_ns)
+    _enqueue_micro_batch(c, p, server, micro_batch, now)
 
 
 @kernel
-def _enqueue_block(c: Cluster, p: Parameters, server: Server, block: Block, now: int) -> None:
-    """Give a block to the scheduler; a hung process reads nothing."""
+def _enqueue_micro_batch(c: Cluster, p: Parameters, server: Server, micro_batch: MicroBatch, now: int) -> None:
+    """Give a micro-batch to the scheduler; a hung process reads nothing."""
     if server.is_hung:
         return
-    key = block.key
-    block.arrived_ns = now
-    if ints(p)[knobs_of(p, server).can_hold_at + _spec_of(p, key)]:
-        for position in range(block.count):
-            enqueue(c, p, server, key, member_at(p, block, position).request)
+    key = micro_batch.key
+    micro_batch.arrived_ns = now
+    if ints(p)[params_of(p, server).can_hold_at + _spec_of(p, key)]:
+        for position in range(micro_batch.count):
+            enqueue(c, p, server, key, member_at(p, micro_batch, position).request)
     else:
         slot = NONE
-        for position in range(block.count - 1, -1, -1):
-            first = member_at(p, block, position).request
+        for position in range(micro_batch.count - 1, -1, -1):
+            first = member_at(p, micro_batch, position).request
             request_at(c, p, first).next = slot
             slot = first
-        _reject(c, p, server, slot, block.count, TOO_LARGE, now)
+        _reject(c, p, server, slot, micro_batch.count, TOO_LARGE, now)
     schedule(c, p, server, now)
 
 
@@ -188,9 +188,9 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     else:
         stop_running(c, p, device, slot, now)
         model = model_at(p, server.device)
-        if model.has_chores:
+        if model.has_cpu_work:
             rerate(c, p, device, now)
-            do_chore(c, p, device, model.ended_ns + model.ended_image_ns * instance.count, now, now)
+            do_cpu_work(c, p, device, model.ended_ns + model.ended_image_ns * instance.count, now, now)
         _release_batch(c, p, server, slot, now)
         _finish_batch(c, p, server, instance, now)
     schedule(c, p, server, now)
@@ -432,12 +432,12 @@ def _remove(c: Cluster, p: Parameters, server: Server, slot: int) -> None:
 @kernel
 def _back_off(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> None:
     """Note a batch out of memory: the next load waits, and after the last try its requests are rejected."""
-    instances, knobs = spec_at(p, server, spec), knobs_of(p, server)
+    instances, params = spec_at(p, server, spec), params_of(p, server)
     if now < instances.retry_ns:
         return
     instances.failures += 1
-    if instances.failures < knobs.load_retries:
-        instances.retry_ns = now + knobs.load_backoff_ns * (1 << (instances.failures - 1))
+    if instances.failures < params.load_retries:
+        instances.retry_ns = now + params.load_backoff_ns * (1 << (instances.failures - 1))
         server.backed_off = 1
         return
     instances.failures, instances.retry_ns = 0, 0
@@ -467,7 +467,7 @@ def schedule(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _unload_idle(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    idle_ns = knobs_of(p, server).idle_unload_ns
+    idle_ns = params_of(p, server).idle_unload_ns
     if idle_ns != NONE:
         while server.idle_head != NONE and now - instance_at(c, p, server.idle_head).used_ns >= idle_ns:
             _unload(c, p, server, server.idle_head, now)
@@ -492,18 +492,18 @@ def _run_next_servable(c: Cluster, p: Parameters, server: Server, now: int) -> b
 
 @kernel
 def _may_not_be_overtaken(p: Parameters, server: Server, key: int, now: int) -> bool:
-    return knobs_of(p, server).blocks_head_of_line == 1 or _is_overdue(p, server, key, now)
+    return params_of(p, server).blocks_head_of_line == 1 or _is_overdue(p, server, key, now)
 
 
 @kernel
 def _is_overdue(p: Parameters, server: Server, key: int, now: int) -> bool:
-    return now - key_at(p, server, key).blocked_since_ns >= knobs_of(p, server).skip_limit_ns
+    return now - key_at(p, server, key).blocked_since_ns >= params_of(p, server).skip_limit_ns
 
 
 @kernel
 def _end_of_fit(p: Parameters, server: Server, spec: int) -> int:
     """Return the bound below which instances serve a request for `spec`: wider ones of its nest, too."""
-    return ints(p)[knobs_of(p, server).fit_ends_at + spec]
+    return ints(p)[params_of(p, server).fit_ends_at + spec]
 
 
 @kernel
@@ -532,27 +532,27 @@ def _find_free_best_fit(c: Cluster, p: Parameters, server: Server, key: int) -> 
 @kernel
 def _run(c: Cluster, p: Parameters, server: Server, position: int, slot: int, now: int) -> None:
     """Form a batch of one key and make the instance busy (Alg. 1 l. 14-17)."""
-    knobs, instance = knobs_of(p, server), instance_at(c, p, slot)
+    params, instance = params_of(p, server), instance_at(c, p, slot)
     key = ints(server)[ORDER_AT + position]
-    count = min(knobs.batch_limit, key_at(p, server, key).count)
+    count = min(params.batch_limit, key_at(p, server, key).count)
     instance.head = dequeue(c, p, server, position, count)
     _set_taken(c, p, server, slot, BUSY)
-    spec = instance.spec if knobs.serves_as_instance else _spec_of(p, key)
+    spec = instance.spec if params.serves_as_instance else _spec_of(p, key)
     instance.batch, instance.count = server.next_batch, count
     instance.key, instance.served_width = key, spec % p.widths
     server.next_batch += 1
     server.running += count
-    instance.padded = _padded(p, knobs, count)
+    instance.padded = _padded(p, params, count)
     instance.commanded_ns = instance.started_ns = now
     instance.link, instance.waiting_ns = NONE, 0
     _dispatch(c, p, server, slot, now)
 
 
 @kernel
-def _padded(p: Parameters, knobs: ServerKnobs, count: int) -> int:
+def _padded(p: Parameters, params: ServerParams, count: int) -> int:
     """Return the smallest padded size for this number."""
-    for n in range(knobs.padded_count):
-        size = ints(p)[knobs.padded_at + n]
+    for n in range(params.padded_count):
+        size = ints(p)[params.padded_at + n]
         if size >= count:
             return size
     return count
@@ -565,10 +565,10 @@ def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) ->
     device = device_at(c, p, server.device)
     dispatch_ns = model.busy_dispatch_ns if device.count > 0 else model.dispatch_ns
     start_ns = now + dispatch_ns
-    if model.has_chores:
+    if model.has_cpu_work:
         start_ns = now + stretched_ns(device, dispatch_ns)
         start_ns = max(
-            start_ns, do_chore(c, p, device, model.begun_ns + model.begun_image_ns * instance.count, now, now)
+            start_ns, do_cpu_work(c, p, device, model.begun_ns + model.begun_image_ns * instance.count, now, now)
         )
     instance.limit_ns = start_ns + model.slice_ns
     if start_ns == now:
@@ -599,8 +599,8 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     key = (instance.spec // p.widths * p.widths + instance.served_width) * (p.widths + 1)
     key += instance.key % (p.widths + 1)
     costs_at = model.costs_at + key * (model.batch_limit + 1) * _COST
-    if model.has_chores:
-        free = max(free_ns(c, p, device, now, instance.limit_ns, 0), chores_end_ns(device, now))
+    if model.has_cpu_work:
+        free = max(free_ns(c, p, device, now, instance.limit_ns, 0), cpu_work_end_ns(device, now))
         if free > now:
             instance.waiting_ns = BatchCost(p, costs_at, instance.padded).latency_ns
             device.waiting_ns += instance.waiting_ns
@@ -629,7 +629,7 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     instance.cost_at = costs_at + size * _COST
     instance.is_frozen = instance.end_ns = 0
     start_running(c, p, device, slot, now)
-    if model.has_chores:  # any later beginning at this instant asks for a free core
+    if model.has_cpu_work:  # any later beginning at this instant asks for a free core
         rerate(c, p, device, now)
 
 
@@ -662,8 +662,8 @@ def _solo_ns(c: Cluster, p: Parameters, server: Server, instance: Instance, cost
 @kernel
 def _order_loads(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Load for need, evict for need: `can_load` for each waiting key, oldest first."""
-    knobs = knobs_of(p, server)
-    may_evict = knobs.blocks_head_of_line == 0
+    params = params_of(p, server)
+    may_evict = params.blocks_head_of_line == 0
     for position in range(server.keys):
         key = ints(server)[ORDER_AT + position]
         spec = _spec_of(p, key)
@@ -685,10 +685,10 @@ def _order_loads(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 def _may_have_another(p: Parameters, server: Server, key: int) -> bool:
     """Return whether a key may load another instance: above Q_th within N_new, or if only wider ones serve at their
     width."""
-    knobs, queue = knobs_of(p, server), key_at(p, server, key)
-    if knobs.serves_as_instance == 1 and spec_at(p, server, _spec_of(p, key)).alive == 0:
+    params, queue = params_of(p, server), key_at(p, server, key)
+    if params.serves_as_instance == 1 and spec_at(p, server, _spec_of(p, key)).alive == 0:
         return True
-    return queue.count > knobs.scale_trigger and queue.loads < knobs.scale_cap
+    return queue.count > params.scale_trigger and queue.loads < params.scale_cap
 
 
 @kernel
@@ -696,7 +696,7 @@ def _admits(p: Parameters, server: Server, spec: int, now: int, is_overdue: bool
     """Return `can_load` except for the memory: U_blk, which a segment's first instance and an overdue key ignore."""
     if now < spec_at(p, server, spec).retry_ns:
         return False
-    if is_overdue or server.utilization < knobs_of(p, server).utilization_block:
+    if is_overdue or server.utilization < params_of(p, server).utilization_block:
         return True
     first = spec // p.widths * p.widths
     for other in range(first, first + p.widths):
@@ -707,7 +707,7 @@ def _admits(p: Parameters, server: Server, spec: int, now: int, is_overdue: bool
 
 @kernel
 def _fits(p: Parameters, server: Server, spec: int) -> bool:
-    return server.used_bytes + _bytes_of(p, server, spec) <= knobs_of(p, server).vram_cap_bytes
+    return server.used_bytes + _bytes_of(p, server, spec) <= params_of(p, server).vram_cap_bytes
 
 
 @kernel
@@ -742,7 +742,7 @@ def _evict_for(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -
     """Unload idle instances, least recently used first, if that frees enough memory; returns whether enough is being
     freed."""
     kept_bytes = server.used_bytes - server.freeing_bytes
-    short_bytes = kept_bytes + _bytes_of(p, server, spec) - knobs_of(p, server).vram_cap_bytes
+    short_bytes = kept_bytes + _bytes_of(p, server, spec) - params_of(p, server).vram_cap_bytes
     if short_bytes <= 0:
         return True
     victims, slot = 0, server.idle_head
@@ -767,7 +767,7 @@ def _plan_wake(c: Cluster, p: Parameters, server: Server, now: int) -> None:
             retry_ns = spec_at(p, server, _spec_of(p, ints(server)[ORDER_AT + position])).retry_ns
             if retry_ns > now:
                 wake = min(wake, retry_ns)
-    idle_ns = knobs_of(p, server).idle_unload_ns
+    idle_ns = params_of(p, server).idle_unload_ns
     if idle_ns != NONE and server.idle_head != NONE:
         wake = min(wake, instance_at(c, p, server.idle_head).used_ns + idle_ns)
     server.times.timer = wake
@@ -810,7 +810,7 @@ def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         server.read += 1
         report = report_at(p, server, server.reports)
         report.received_ns, report.sampled_ns = now + model.lag_ns, now
-        report.epoch = server.epoch
+        report.incarnation = server.incarnation
         report.power_w = _average(p, server, True, model.power_window, model.idle_mw / 1000)
         report.utilization = _average(p, server, False, model.utilization_window, 0.0)
         report.vram_bytes, report.queue_length = server.used_bytes, server.queued + server.running
@@ -838,7 +838,7 @@ def _average(p: Parameters, server: Server, is_power: bool, window: int, idle: f
 @kernel
 def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int) -> None:
     """Deliver a reading to the server's scheduler, and to the router."""
-    if server.is_up == 0 or server.is_hung == 1 or report.epoch != server.epoch:
+    if server.is_up == 0 or server.is_hung == 1 or report.incarnation != server.incarnation:
         return
     server.utilization = report.utilization
     schedule(c, p, server, now)
@@ -854,13 +854,13 @@ def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int)
 
 @kernel
 def come_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """(Re)start a server that is down, in a new epoch. At the start of a run preloads are already in place."""
-    knobs = knobs_of(p, server)
-    server.epoch += 1
+    """(Re)start a server that is down, in a new incarnation. At the start of a run preloads are already in place."""
+    params = params_of(p, server)
+    server.incarnation += 1
     server.is_up = 1
-    for n in range(knobs.preload_count):
-        spec = ints(p)[knobs.preload_at + n]
-        _load(c, p, server, spec, now, 0 if server.epoch == 1 else _costs_of(p, server, spec).load_ns)
+    for n in range(params.preload_count):
+        spec = ints(p)[params.preload_at + n]
+        _load(c, p, server, spec, now, 0 if server.incarnation == 1 else _costs_of(p, server, spec).load_ns)
     gain_server(c, p, server, now)
 
 
@@ -909,12 +909,12 @@ def _forget_everything(c: Cluster, p: Parameters, server: Server) -> None:
         queue.blocked_since_ns, queue.loads = NONE, 0
     server.keys = server.queued = server.running = server.backed_off = 0
     server.loaded_bits, server.loading_bits = 0, 0
-    server.used_bytes, server.freeing_bytes = knobs_of(p, server).context_bytes, 0
+    server.used_bytes, server.freeing_bytes = params_of(p, server).context_bytes, 0
     server.utilization = 0.0
     server.idle_head = server.idle_tail = server.starting.head = NONE
     server.loading.head = server.unloading.head = server.failing.head = NONE
     server.first_arriving = server.last_arriving = NONE
     server.is_open = 0
     times = server.times
-    times.block = times.start = times.end = NEVER
+    times.micro_batch = times.start = times.end = NEVER
     times.load = times.unload = times.timer = NEVER

@@ -1,7 +1,7 @@
 """`sim.host_and_network`, compiled, with the way back from a server to it: messages that return requests.
 
 A message is in one of two lists: messages in transfer from its server, in the order of sending, or messages queued at
-the host, in the order of arrival. Messages of an earlier epoch of their server cost the host the same, and change
+the host, in the order of arrival. Messages of an earlier incarnation of their server cost the host the same, and change
 nothing.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil
 
 from kit.jit import ints, kernel, reals
-from sim.compiled.physics_kernels import core_free_ns, do_chore, pause_number, stretched_ns
+from sim.compiled.device_kernels import core_free_ns, do_cpu_work, pause_number, stretched_ns
 from sim.compiled.router_kernels import advance_request, retry
 from sim.compiled.row_access import device_at, hashed_below, message_at, model_at, request_at, server_at
 from sim.compiled.row_layout import NEVER, NO_REASON, NONE, Cluster, Message, Parameters, Server
@@ -30,7 +30,7 @@ def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
     """Return when the decision's block is sent (`SimulatedHost.decide`)."""
     if p.has_host == 0:
         return c.now_ns + p.decision_ns
-    mean_ns = p.decision_block_ns + p.decision_image_ns * images
+    mean_ns = p.decision_micro_batch_ns + p.decision_image_ns * images
     cost_ns = _cost_ns(c, p, mean_ns, c.decision_salt, server, c.decision, c.now_ns)
     begun_ns = _work(c, p, p.decision_ns + cost_ns, c.now_ns)
     return min(c.host_free_ns, begun_ns + p.decision_ns + cost_ns * p.sent_permille // 1000)
@@ -56,9 +56,9 @@ def _work(c: Cluster, p: Parameters, work: int, now: int) -> int:
     begins = now
     if has_slept:
         begins = core_free_ns(c, p, device, now)
-    do_chore(c, p, device, work, now, begins)
-    c.host_free_ns = max(c.host_free_ns, device.chores_until_ns)
-    return device.chores_from_ns
+    do_cpu_work(c, p, device, work, now, begins)
+    c.host_free_ns = max(c.host_free_ns, device.cpu_work_until_ns)
+    return device.cpu_work_from_ns
 
 
 @kernel
@@ -74,7 +74,7 @@ def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, 
     message = message_at(c, p, number)
     c.free_message = message.next
     c.free_messages -= 1
-    message.server, message.epoch = server.index, server.epoch
+    message.server, message.incarnation = server.index, server.incarnation
     message.number = server.messages
     message.head, message.count = slot, count
     message.reason, message.next = reason, NONE
@@ -91,9 +91,9 @@ def deliver(c: Cluster, p: Parameters, server: Server, message: Message, now: in
         _reach_host(c, p, message, now)
         return
     back_ns = model.busy_back_ns if device.count > 0 else model.back_ns
-    if model.has_chores:
+    if model.has_cpu_work:
         back_ns = stretched_ns(device, back_ns)
-    message.due_ns = max(server.last_back_ns, max(now, device.chores_from_ns) + back_ns)
+    message.due_ns = max(server.last_back_ns, max(now, device.cpu_work_from_ns) + back_ns)
     server.last_back_ns = message.due_ns
     if server.first_back == NONE:
         server.first_back = message.slot
@@ -118,7 +118,7 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
     if p.has_host == 0:
         _hear(c, p, message, now)
         return
-    mean_ns = p.returned_block_ns + p.returned_image_ns * message.count
+    mean_ns = p.returned_micro_batch_ns + p.returned_image_ns * message.count
     cost_ns = _cost_ns(c, p, mean_ns, c.returned_salt, message.server, message.number, now)
     before = c.host_free_ns
     begun = max(_work(c, p, cost_ns, now), before)
@@ -144,7 +144,7 @@ def hear_next(c: Cluster, p: Parameters, now: int) -> None:
 def _hear(c: Cluster, p: Parameters, message: Message, now: int) -> None:
     """Process returned requests in the router's core (`RouterCore._advance`, `_return_rejected`)."""
     server, slot = server_at(c, p, message.server), message.head
-    if server.is_up == 0 or server.epoch != message.epoch:
+    if server.is_up == 0 or server.incarnation != message.incarnation:
         slot = NONE
     elif message.reason == NO_REASON:
         server.seen_loaded_bits, server.seen_loading_bits = message.loaded_bits, message.loading_bits

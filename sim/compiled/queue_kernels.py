@@ -1,6 +1,7 @@
 """The router's and the servers' FIFO queues, and batching delays, compiled.
 
-Batching delays are `policies.router_queue.Holds`, with the part of `RouterCore`; the held lines are in a list.
+Batching delays are `policies.router_queue.BatchingDelays`, with the part of `RouterCore`; the delayed per-key queues
+are in a list.
 
 The router's FIFO and a server's queue consist of lists through `Request.next`, one for each key, oldest first. The
 router's requests are in one more list in the overall order; a server keeps its keys in the order of their oldest
@@ -12,25 +13,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kit.jit import ints, kernel, kernel_of
-from policies.router_queue import MAX_HOLDS
+from policies.router_queue import MAX_BATCHING_DELAYS
 from policies.router_queue import note_arrival as _note_arrival
-from sim.compiled.row_access import energy_j, key_at, line_at, request_at, utilization_variance
+from sim.compiled.row_access import batch_queue_at, energy_j, key_at, request_at, utilization_variance
 from sim.compiled.row_layout import (
     ALONE,
     NEVER,
     NONE,
     ORDER_AT,
     Arrivals,
+    BatchingDelayMade,
     Cluster,
     Credit,
-    HoldMade,
     Member,
     Parameters,
     Request,
     Server,
 )
 
-_OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]
+_OF_REQUEST, _OF_MEMBER = Request.offsets["first_batching_delay"], Member.offsets["first_batching_delay"]
 _CREDIT = Credit.size
 _NS = 1_000_000_000
 
@@ -42,127 +43,138 @@ note_arrival: Callable[[Arrivals, int], None] = kernel_of(_note_arrival)
 
 @kernel
 def left_ns(c: Cluster, p: Parameters, slot: int, count: int, now: int) -> int:
-    """Return the longest hold of a line's requests, from its oldest on (`Holds.left_ns`)."""
+    """Return the longest batching delay of a queue's requests, from its oldest on (`BatchingDelays.left_ns`)."""
     least = NEVER
     for _ in range(count):
         request = request_at(c, p, slot)
-        least = min(least, min(now + p.max_batching_delay_ns - request.held_ns, request.deadline_ns))
+        least = min(least, min(now + p.max_batching_delay_ns - request.delayed_ns, request.deadline_ns))
         slot = request.next
     return max(0, least - now)
 
 
 @kernel
-def may_hold_ns(c: Cluster, p: Parameters, slot: int, candidates: int, now: int) -> int:
-    """Return the longest hold in a decision's view (`RouterCore._hold_left_ns`)."""
+def may_delay_ns(c: Cluster, p: Parameters, slot: int, candidates: int, now: int) -> int:
+    """Return the longest batching delay in a decision's view (`RouterCore._batching_delay_left_ns`)."""
     request = request_at(c, p, slot)
-    if c.may_hold == 0 or candidates >= p.group or request.line == ALONE or request.holds >= MAX_HOLDS:
+    if (
+        c.may_delay == 0
+        or candidates >= p.micro_batch_size
+        or request.batch_queue == ALONE
+        or request.batching_delays >= MAX_BATCHING_DELAYS
+    ):
         return 0
     return left_ns(c, p, slot, candidates, now)
 
 
 @kernel
 def _begin(c: Cluster, p: Parameters, number: int, requests: int, wait_ns: int, now: int) -> None:
-    """Run `Holds.begin`."""
-    line = line_at(c, p, number)
-    line.is_held, line.since_ns = 1, now
-    line.until_ns = now + min(wait_ns, left_ns(c, p, line.head, line.count, now))
-    line.requests = min(requests, p.group)
-    line.previous_held, line.next_held = NONE, c.first_held
-    if c.first_held != NONE:
-        line_at(c, p, c.first_held).previous_held = number
-    c.first_held = number
-    c.held += line.count
-    c.next_hold_ns = min(c.next_hold_ns, line.until_ns)
+    """Run `BatchingDelays.begin`."""
+    batch_queue = batch_queue_at(c, p, number)
+    batch_queue.is_held, batch_queue.since_ns = 1, now
+    batch_queue.until_ns = now + min(wait_ns, left_ns(c, p, batch_queue.head, batch_queue.count, now))
+    batch_queue.requests = min(requests, p.micro_batch_size)
+    batch_queue.previous_delayed, batch_queue.next_delayed = NONE, c.first_delayed
+    if c.first_delayed != NONE:
+        batch_queue_at(c, p, c.first_delayed).previous_delayed = number
+    c.first_delayed = number
+    c.delayed += batch_queue.count
+    c.next_batching_delay_ns = min(c.next_batching_delay_ns, batch_queue.until_ns)
 
 
 @kernel
 def join(c: Cluster, p: Parameters, slot: int, now: int) -> None:
-    """Note a request that has entered its line (`Holds.join`)."""
+    """Note a request that has entered its per-key queue (`BatchingDelays.join`)."""
     request = request_at(c, p, slot)
-    if c.may_hold == 0 or request.line == ALONE:
+    if c.may_delay == 0 or request.batch_queue == ALONE:
         return
-    line = line_at(c, p, request.line)
-    if line.is_held:
-        c.held += 1
-        last = min(now + p.max_batching_delay_ns - request.held_ns, request.deadline_ns)
-        line.until_ns = min(line.until_ns, last)
-        c.next_hold_ns = min(c.next_hold_ns, last)
-        if line.count >= line.requests:
-            end_hold(c, p, request.line, now)
-    elif line.count == 1:
-        _begin_by_rule(c, p, request.line, request.segment, now)
+    batch_queue = batch_queue_at(c, p, request.batch_queue)
+    if batch_queue.is_held:
+        c.delayed += 1
+        last = min(now + p.max_batching_delay_ns - request.delayed_ns, request.deadline_ns)
+        batch_queue.until_ns = min(batch_queue.until_ns, last)
+        c.next_batching_delay_ns = min(c.next_batching_delay_ns, last)
+        if batch_queue.count >= batch_queue.requests:
+            end_batching_delay(c, p, request.batch_queue, now)
+    elif batch_queue.count == 1:
+        _begin_by_rule(c, p, request.batch_queue, request.segment, now)
 
 
 @kernel
-def hold_late_comers(c: Cluster, p: Parameters, number: int, now: int) -> None:
-    """Apply the hold rule to requests that arrived during the decision as to a new line
-    (`RouterCore._hold_late_comers`)."""
-    line = line_at(c, p, number)
-    if c.may_hold and line.count > 0:
-        _begin_by_rule(c, p, number, request_at(c, p, line.head).segment, now)
+def delay_late_comers(c: Cluster, p: Parameters, number: int, now: int) -> None:
+    """Apply the batching delay rule to requests that arrived during the decision as to a new line
+    (`RouterCore._delay_late_comers`)."""
+    batch_queue = batch_queue_at(c, p, number)
+    if c.may_delay and batch_queue.count > 0:
+        _begin_by_rule(c, p, number, request_at(c, p, batch_queue.head).segment, now)
 
 
 @kernel
 def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: int) -> None:
-    """Run `Holds.begin_by_rule`."""
-    if not c.has_hold_rule:
+    """Run `BatchingDelays.begin_by_rule`."""
+    if not c.has_batching_delay_rule:
         return
-    requests, wait_ns = ints(c)[p.hold_rule_at + segment], ints(c)[p.hold_rule_at + p.segments + segment]
-    requests = max(requests, int(min(c.arrivals.rate * ints(c)[p.hold_rule_at + 2 * p.segments + segment], p.group)))
-    requests = min(requests, p.group)
-    if line_at(c, p, number).count < requests and wait_ns > 0:
+    requests, wait_ns = (
+        ints(c)[p.batching_delay_rule_at + segment],
+        ints(c)[p.batching_delay_rule_at + p.segments + segment],
+    )
+    requests = max(
+        requests,
+        int(min(c.arrivals.rate * ints(c)[p.batching_delay_rule_at + 2 * p.segments + segment], p.micro_batch_size)),
+    )
+    requests = min(requests, p.micro_batch_size)
+    if batch_queue_at(c, p, number).count < requests and wait_ns > 0:
         _begin(c, p, number, requests, wait_ns, now)
 
 
 @kernel
-def end_hold(c: Cluster, p: Parameters, number: int, now: int) -> None:
-    """Make a line eligible for decisions again (`RouterCore._end_hold`)."""
-    line = line_at(c, p, number)
-    ended, slot = min(now, line.until_ns), line.head
-    for _ in range(line.count):
+def end_batching_delay(c: Cluster, p: Parameters, number: int, now: int) -> None:
+    """Make a per-key queue eligible for decisions again (`RouterCore._end_batching_delay`)."""
+    batch_queue = batch_queue_at(c, p, number)
+    ended, slot = min(now, batch_queue.until_ns), batch_queue.head
+    for _ in range(batch_queue.count):
         request = request_at(c, p, slot)
-        request.held_ns += max(0, ended - max(line.since_ns, request.entered_ns))
+        request.delayed_ns += max(0, ended - max(batch_queue.since_ns, request.entered_ns))
         slot = request.next
-    if line.previous_held == NONE:
-        c.first_held = line.next_held
+    if batch_queue.previous_delayed == NONE:
+        c.first_delayed = batch_queue.next_delayed
     else:
-        line_at(c, p, line.previous_held).next_held = line.next_held
-    if line.next_held != NONE:
-        line_at(c, p, line.next_held).previous_held = line.previous_held
-    line.is_held = 0
-    c.held -= line.count
+        batch_queue_at(c, p, batch_queue.previous_delayed).next_delayed = batch_queue.next_delayed
+    if batch_queue.next_delayed != NONE:
+        batch_queue_at(c, p, batch_queue.next_delayed).previous_delayed = batch_queue.previous_delayed
+    batch_queue.is_held = 0
+    c.delayed -= batch_queue.count
     c.at_cap = 0
-    c.next_hold_ns = NEVER
-    other = c.first_held
+    c.next_batching_delay_ns = NEVER
+    other = c.first_delayed
     while other != NONE:
-        c.next_hold_ns = min(c.next_hold_ns, line_at(c, p, other).until_ns)
-        other = line_at(c, p, other).next_held
+        c.next_batching_delay_ns = min(c.next_batching_delay_ns, batch_queue_at(c, p, other).until_ns)
+        other = batch_queue_at(c, p, other).next_delayed
 
 
 @kernel
-def end_due_holds(c: Cluster, p: Parameters, until: int, now: int) -> None:
-    """End the holds that end by a time; NEVER for all."""
-    number = c.first_held
+def end_due_batching_delays(c: Cluster, p: Parameters, until: int, now: int) -> None:
+    """End the batching delays that end by a time; NEVER for all."""
+    number = c.first_delayed
     while number != NONE:
-        line = line_at(c, p, number)
-        following = line.next_held
-        if line.until_ns <= until:
-            end_hold(c, p, number, now)
+        batch_queue = batch_queue_at(c, p, number)
+        following = batch_queue.next_delayed
+        if batch_queue.until_ns <= until:
+            end_batching_delay(c, p, number, now)
         number = following
 
 
 @kernel
-def begin_hold(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
-    """Hold the decision's line, whose oldest is `slot` (`RouterCore._hold`); returns whether it is held."""
+def begin_batching_delay(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
+    """Hold the decision's line, whose oldest is `slot` (`RouterCore._batching_delay`); returns whether it is held."""
     request = request_at(c, p, slot)
-    if c.may_hold == 0 or line_at(c, p, request.line).count >= c.hold_requests:
+    if c.may_delay == 0 or batch_queue_at(c, p, request.batch_queue).count >= c.batching_delay_requests:
         return False
-    _begin(c, p, request.line, c.hold_requests, c.hold_wait_ns, now)
-    hold = HoldMade(request, _OF_REQUEST, request.holds)
-    hold.decision, hold.tag = c.decision, c.tag
-    hold.entered_ns, hold.entered_j = request.entered_ns, request.entered_j
-    request.holds += 1
-    c.pending_holds += 1
+    _begin(c, p, request.batch_queue, c.batching_delay_requests, c.batching_delay_wait_ns, now)
+    batching_delay = BatchingDelayMade(request, _OF_REQUEST, request.batching_delays)
+    batching_delay.decision, batching_delay.tag = c.decision, c.tag
+    batching_delay.entered_ns, batching_delay.entered_j = request.entered_ns, request.entered_j
+    request.batching_delays += 1
+    c.pending_batching_delays += 1
     return True
 
 
@@ -171,43 +183,43 @@ def begin_hold(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
 
 @kernel
 def take_along(request: Request, member: Member) -> None:
-    """Record a request's departure from the FIFO in a block, with the decisions that held it."""
-    member.holds = request.holds
-    for n in range(request.holds):
-        copied, hold = HoldMade(member, _OF_MEMBER, n), HoldMade(request, _OF_REQUEST, n)
-        copied.decision, copied.tag = hold.decision, hold.tag
-    request.holds = 0
+    """Record a request's departure from the FIFO in a micro-batch, with the decisions that held it."""
+    member.batching_delays = request.batching_delays
+    for n in range(request.batching_delays):
+        copied, batching_delay = BatchingDelayMade(member, _OF_MEMBER, n), BatchingDelayMade(request, _OF_REQUEST, n)
+        copied.decision, copied.tag = batching_delay.decision, batching_delay.tag
+    request.batching_delays = 0
 
 
 @kernel
-def credit_holds(c: Cluster, p: Parameters, member: Member, block: Credit) -> None:
-    """Give the decisions that held a member the credit of its block."""
-    for n in range(member.holds):
-        hold, credited = HoldMade(member, _OF_MEMBER, n), Credit(c, p.credits_at, c.credits)
+def credit_batching_delays(c: Cluster, p: Parameters, member: Member, micro_batch: Credit) -> None:
+    """Give the decisions that held a member the credit of its micro-batch."""
+    for n in range(member.batching_delays):
+        batching_delay, credited = BatchingDelayMade(member, _OF_MEMBER, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
         for number in range(_CREDIT):
-            ints(credited)[number] = ints(block)[number]
-        credited.decision, credited.tag = hold.decision, hold.tag
-    c.pending_holds -= member.holds
+            ints(credited)[number] = ints(micro_batch)[number]
+        credited.decision, credited.tag = batching_delay.decision, batching_delay.tag
+    c.pending_batching_delays -= member.batching_delays
 
 
 @kernel
 def credit_given_up(c: Cluster, p: Parameters, request: Request, now: int) -> None:
-    """Give the decisions that held a request, given up in the FIFO, the credit of a block of it alone with a wrong
-    label."""
-    for n in range(request.holds):
-        hold, credited = HoldMade(request, _OF_REQUEST, n), Credit(c, p.credits_at, c.credits)
+    """Give the decisions that held a request, given up in the FIFO, the credit of a micro-batch of it alone with a
+    wrong label."""
+    for n in range(request.batching_delays):
+        batching_delay, credited = BatchingDelayMade(request, _OF_REQUEST, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
         terms = credited.terms
         terms.accuracy = p.alpha * (0.0 - p.mean_top1 if p.centre else 0.0)
-        terms.latency = -p.beta * ((now - hold.entered_ns) / _NS)
-        terms.energy = -p.gamma * (energy_j(c, p, now) - hold.entered_j)
+        terms.latency = -p.beta * ((now - batching_delay.entered_ns) / _NS)
+        terms.energy = -p.gamma * (energy_j(c, p, now) - batching_delay.entered_j)
         terms.imbalance = -p.delta * utilization_variance(c, p)
         terms.bonus = p.bonus
         credited.total = terms.accuracy + terms.latency + terms.energy + terms.imbalance + terms.bonus
-        credited.decision, credited.tag = hold.decision, hold.tag
-    c.pending_holds -= request.holds
-    request.holds = 0
+        credited.decision, credited.tag = batching_delay.decision, batching_delay.tag
+    c.pending_batching_delays -= request.batching_delays
+    request.batching_delays = 0
 
 
 ALONE_AFTER = 2  # `policies.router_core.ALONE_AFTER`
@@ -216,8 +228,8 @@ ALONE_AFTER = 2  # `policies.router_core.ALONE_AFTER`
 
 
 @kernel
-def line_of(c: Cluster, p: Parameters, request: Request) -> int:
-    """Return the common key of requests that may share a block: (class, segment, previous width, location) as a
+def batch_queue_of(c: Cluster, p: Parameters, request: Request) -> int:
+    """Return the common key of requests that may share a micro-batch: (class, segment, previous width, location) as a
     number."""
     location = -2 if p.anywhere else request.location
     segment = request.service_class * p.segments + request.segment
@@ -237,16 +249,16 @@ def push(c: Cluster, p: Parameters, slot: int) -> None:
         request_at(c, p, tail).fifo_next = slot
     c.fifo_tail = slot
     c.fifo_length += 1
-    request.line = ALONE if request.retries >= ALONE_AFTER else line_of(c, p, request)
-    if request.line == ALONE:
+    request.batch_queue = ALONE if request.retries >= ALONE_AFTER else batch_queue_of(c, p, request)
+    if request.batch_queue == ALONE:
         return
-    line = line_at(c, p, request.line)
-    if line.count == 0:
-        line.head = slot
+    batch_queue = batch_queue_at(c, p, request.batch_queue)
+    if batch_queue.count == 0:
+        batch_queue.head = slot
     else:
-        request_at(c, p, line.tail).next = slot
-    line.tail = slot
-    line.count += 1
+        request_at(c, p, batch_queue.tail).next = slot
+    batch_queue.tail = slot
+    batch_queue.count += 1
 
 
 @kernel
@@ -265,50 +277,50 @@ def _unlink(c: Cluster, p: Parameters, request: Request) -> None:
 
 @kernel
 def waiting_with(c: Cluster, p: Parameters, slot: int) -> int:
-    """Return the number of requests in the line whose oldest request this is."""
-    line = request_at(c, p, slot).line
-    return 1 if line == ALONE else line_at(c, p, line).count
+    """Return the number of requests in the per-key queue whose oldest request this is."""
+    batch_queue = request_at(c, p, slot).batch_queue
+    return 1 if batch_queue == ALONE else batch_queue_at(c, p, batch_queue).count
 
 
 @kernel
 def is_oldest(c: Cluster, p: Parameters, slot: int) -> bool:
-    """Return whether a waiting request is the first of its line."""
-    line = request_at(c, p, slot).line
-    return line == ALONE or line_at(c, p, line).head == slot
+    """Return whether a waiting request is the first of its per-key queue."""
+    batch_queue = request_at(c, p, slot).batch_queue
+    return batch_queue == ALONE or batch_queue_at(c, p, batch_queue).head == slot
 
 
 @kernel
 def take(c: Cluster, p: Parameters, slot: int) -> int:
-    """Take the oldest request of a line, `slot`; returns the line's next one."""
+    """Take the oldest request of a per-key queue, `slot`; returns the per-key queue's next one."""
     request = request_at(c, p, slot)
     _unlink(c, p, request)
-    if request.line == ALONE:
+    if request.batch_queue == ALONE:
         return NONE
-    line = line_at(c, p, request.line)
-    line.head = request.next
-    line.count -= 1
+    batch_queue = batch_queue_at(c, p, request.batch_queue)
+    batch_queue.head = request.next
+    batch_queue.count -= 1
     return request.next
 
 
 @kernel
 def remove(c: Cluster, p: Parameters, slot: int) -> None:
-    """Remove a request from any place in its line."""
+    """Remove a request from any place in its per-key queue."""
     request = request_at(c, p, slot)
     _unlink(c, p, request)
     c.removals += 1
-    if request.line == ALONE:
+    if request.batch_queue == ALONE:
         return
-    line = line_at(c, p, request.line)
-    before, at = NONE, line.head
+    batch_queue = batch_queue_at(c, p, request.batch_queue)
+    before, at = NONE, batch_queue.head
     while at != slot:
         before, at = at, request_at(c, p, at).next
     if before == NONE:
-        line.head = request.next
+        batch_queue.head = request.next
     else:
         request_at(c, p, before).next = request.next
-    if line.tail == slot:
-        line.tail = before
-    line.count -= 1
+    if batch_queue.tail == slot:
+        batch_queue.tail = before
+    batch_queue.count -= 1
 
 
 # ----------------------------------------------------------------------------------------------------- a server's queue

@@ -22,11 +22,11 @@ from policies.ppo.kernels import Experience, Layout, act, empty
 from policies.ppo.spec import PolicySpec
 from sim.compiled.cluster_rows import Numbers, addressed, program_of
 from sim.compiled.compiled_run import RunRow
-from sim.compiled.event_loop import advance, decide, decide_to_hold
+from sim.compiled.event_loop import advance, decide, decide_to_delay
 from sim.compiled.row_access import (
-    block_at,
     hashed_share,
     member_at,
+    micro_batch_at,
     request_at,
     server_at,
     write_codes,
@@ -34,15 +34,15 @@ from sim.compiled.row_access import (
 )
 from sim.compiled.row_layout import (
     ASKED,
-    BLOCKS_FULL,
     ENDED,
     INSTANCES_FULL,
     MESSAGES_FULL,
+    MICRO_BATCHES_FULL,
     NONE,
     REQUESTS_FULL,
+    BatchingDelayMade,
     Cluster,
     Credit,
-    HoldMade,
     Member,
     Parameters,
     Request,
@@ -52,7 +52,7 @@ from sim.compiled.row_layout import (
 from sim.simulated_cluster import ClusterSpec, RunSpec
 
 _TERMS = Terms.size
-_OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]
+_OF_REQUEST, _OF_MEMBER = Request.offsets["first_batching_delay"], Member.offsets["first_batching_delay"]
 _MAX_EMPTY = 10
 CHUNK = 8  # clusters that run together: their rows stay in the second cache
 
@@ -101,7 +101,7 @@ def _ask(
     rows: Ints,
     codes: Ints,
     uniforms: Reals,
-    may_hold: Bools,
+    may_delay: Bools,
 ) -> int:
     """Write observations, codes and draws of every cluster with decisions to make; returns their number."""
     observed, observations = observation.shape[1], singles(observation)
@@ -113,7 +113,7 @@ def _ask(
         row = next_row[e]
         write_observation(c, p, observations, row * observed)
         write_codes(c, p, codes[count], 0)
-        may_hold[count] = c.hold_left_ns > 0
+        may_delay[count] = c.batching_delay_left_ns > 0
         for head in range(uniforms.shape[1]):
             uniforms[count, head] = hashed_share(c.draws_salt, c.decision, head)
         eps_of[row] = eps
@@ -133,7 +133,7 @@ def roll(
     status: Ints,
     weights: Singles,
     sizes: Ints,
-    groups: Ints,
+    micro_batch_sizes: Ints,
     waits_ns: Ints,
     eps: float,
     observation: Singles,
@@ -145,7 +145,7 @@ def roll(
     value: Singles,
     reward: Singles,
     images: Singles,
-    hold_mask: Bools,
+    batching_delay_mask: Bools,
     complete: Ints,
     completed: Ints,
     terms: Reals,
@@ -153,7 +153,7 @@ def roll(
     rows: Ints,
     codes: Ints,
     uniforms: Reals,
-    may_hold: Bools,
+    may_delay: Bools,
     scratch: Singles,
 ) -> int:
     """Run a chunk of clusters until each has made the decisions in its `todo`.
@@ -164,7 +164,7 @@ def roll(
         next_row: (C,) row of each cluster's next decision in the columns; counted up.
         status: (C,) why each returned last.
         weights, sizes, groups, waits_ns: the policy.
-        observation, ..., hold_mask: the columns of an `Experience`.
+        observation, ..., batching_delay_mask: the columns of an `Experience`.
         complete: (C * M,) rows with a reward, M entries for each cluster; `completed`: (C,) their number.
         terms: (C, 5) sums of the rewards' terms.
         asked, rows, codes, uniforms, may_hold, scratch: memory for one sweep.
@@ -177,23 +177,23 @@ def roll(
         if stuck != NONE:
             return stuck
         count = _ask(
-            rows_at, parameters_at, todo, next_row, eps, observation, eps_of, clusters, rows, codes, uniforms, may_hold
+            rows_at, parameters_at, todo, next_row, eps, observation, eps_of, clusters, rows, codes, uniforms, may_delay
         )
         if count == 0:
             return NONE
         act(
             weights, sizes, rows[:count], observation, codes[:count], uniforms[:count], eps, scratch,
-            actions, log_prob, value, server_mask, width_mask, may_hold[:count], hold_mask,
+            actions, log_prob, value, server_mask, width_mask, may_delay[:count], batching_delay_mask,
         )  # fmt: skip
         for n in range(count):
             e, row = clusters[n], rows[n]
             c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
-            hold = actions[row, 3] if len(waits_ns) else 0
-            images[row] = 1 if hold else min(groups[actions[row, 2]], c.candidates)
-            if hold:
-                decide_to_hold(c, p, groups, waits_ns[hold - 1])
+            batching_delay = actions[row, 3] if len(waits_ns) else 0
+            images[row] = 1 if batching_delay else min(micro_batch_sizes[actions[row, 2]], c.candidates)
+            if batching_delay:
+                decide_to_delay(c, p, micro_batch_sizes, waits_ns[batching_delay - 1])
             else:
-                decide(c, p, actions[row, 0], actions[row, 1], groups[actions[row, 2]])
+                decide(c, p, actions[row, 0], actions[row, 1], micro_batch_sizes[actions[row, 2]])
             todo[e] -= 1
 
 
@@ -207,34 +207,34 @@ def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> in
         c.tag = first
         count = 1
     for index in range(p.servers):
-        number = server_at(c, p, index).first_block
+        number = server_at(c, p, index).first_micro_batch
         while number != NONE:
-            block = block_at(c, p, number)
-            out[count] = block.tag
-            block.tag = first + count
+            micro_batch = micro_batch_at(c, p, number)
+            out[count] = micro_batch.tag
+            micro_batch.tag = first + count
             count += 1
-            if c.pending_holds:
-                for position in range(block.count):
-                    member = member_at(p, block, position)
-                    for n in range(member.holds):
-                        hold = HoldMade(member, _OF_MEMBER, n)
-                        out[count] = hold.tag
-                        hold.tag = first + count
+            if c.pending_batching_delays:
+                for position in range(micro_batch.count):
+                    member = member_at(p, micro_batch, position)
+                    for n in range(member.batching_delays):
+                        batching_delay = BatchingDelayMade(member, _OF_MEMBER, n)
+                        out[count] = batching_delay.tag
+                        batching_delay.tag = first + count
                         count += 1
-            number = block.next
-    return _waiting_holds(c, p, out, first, count) if c.pending_holds else count
+            number = micro_batch.next
+    return _waiting_batching_delays(c, p, out, first, count) if c.pending_batching_delays else count
 
 
 @kernel
-def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int) -> int:
+def _waiting_batching_delays(c: Cluster, p: Parameters, out: Ints, first: int, count: int) -> int:
     """Move the rows of decisions that held requests still in the FIFO; returns the new number of rows."""
     slot = c.fifo_head
     while slot != NONE:
         request = request_at(c, p, slot)
-        for n in range(request.holds):
-            hold = HoldMade(request, _OF_REQUEST, n)
-            out[count] = hold.tag
-            hold.tag = first + count
+        for n in range(request.batching_delays):
+            batching_delay = BatchingDelayMade(request, _OF_REQUEST, n)
+            out[count] = batching_delay.tag
+            batching_delay.tag = first + count
             count += 1
         slot = request.fifo_next
     return count
@@ -281,7 +281,7 @@ class Rollouts:
             self._place(index)
         self._forgotten, self._spec = np.zeros(clusters, np.int64), spec
         self._layout = Layout(spec, hidden)
-        self._sizes, self._groups = self._layout.sizes(), np.array(spec.groups, np.int64)
+        self._sizes, self._micro_batch_sizes = self._layout.sizes(), np.array(spec.micro_batch_sizes, np.int64)
         self._waits_ns = np.array(spec.waits.waits_ns, np.int64)
         self._terms = np.zeros((clusters, _TERMS))
         self._credited = 0
@@ -333,11 +333,11 @@ class Rollouts:
             while True:
                 stuck = roll(
                     self._rows_at[chunk], self._parameters_at[chunk], todo[chunk], next_row[chunk], status[chunk],
-                    weights, self._sizes, self._groups, self._waits_ns, eps,
+                    weights, self._sizes, self._micro_batch_sizes, self._waits_ns, eps,
                     columns.observation, columns.server_mask, columns.width_mask, columns.actions, columns.log_prob,
-                    columns.eps, columns.value, columns.reward, columns.images, columns.hold_mask,
+                    columns.eps, columns.value, columns.reward, columns.images, columns.batching_delay_mask,
                     complete[chunk.start * most : chunk.stop * most], completed[chunk], self._terms[chunk],
-                    room.clusters, room.rows, room.codes, room.uniforms, room.may_hold, room.scratch,
+                    room.clusters, room.rows, room.codes, room.uniforms, room.may_delay, room.scratch,
                 )  # fmt: skip
                 if stuck == NONE:
                     return
@@ -375,7 +375,7 @@ class Rollouts:
                     f"{_MAX_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
                 )
             self._runs[index] = self._new_run(index)
-        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, MESSAGES_FULL):
+        elif status in (REQUESTS_FULL, INSTANCES_FULL, MICRO_BATCHES_FULL, MESSAGES_FULL):
             run.grow(status)
         else:
             raise WorkError(problem_of(status))
@@ -398,10 +398,11 @@ class Rollouts:
 
 
 def _count_waiting(run: RunRow) -> int:
-    """Return a cluster's number of decisions without a reward: the one in progress, of open blocks, and of holds."""
+    """Return a cluster's number of decisions without a reward: the one in progress, of open blocks, and of batching
+    delays."""
     c = run.cluster
     deciding = 1 if c.slot != NONE and not c.asked else 0
-    return run.shape.blocks - c.free_blocks + deciding + c.pending_holds
+    return run.shape.micro_batches - c.free_micro_batches + deciding + c.pending_batching_delays
 
 
 class _Room:
@@ -411,5 +412,5 @@ class _Room:
         self.clusters, self.rows = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self.codes = np.zeros((clusters, spec.servers), np.int64)
         self.uniforms = np.zeros((clusters, len(spec.head_sizes)))
-        self.may_hold = np.zeros(clusters, np.bool_)
+        self.may_delay = np.zeros(clusters, np.bool_)
         self.scratch = np.zeros(layout.scratch, np.float32)

@@ -11,17 +11,17 @@ import numpy as np
 from kit.jit import Ints, bytes_at, ints, ints_at, kernel, kernel_of, reals, reals_at
 from policies import router_queue
 from policies.router_queue import SALT, TRIES
-from sim.compiled.physics_kernels import do_chore, free_ns
+from sim.compiled.device_kernels import do_cpu_work, free_ns
 from sim.compiled.queue_kernels import (
-    begin_hold,
+    batch_queue_of,
+    begin_batching_delay,
+    credit_batching_delays,
     credit_given_up,
-    credit_holds,
-    end_due_holds,
-    hold_late_comers,
+    delay_late_comers,
+    end_due_batching_delays,
     is_oldest,
     join,
-    line_of,
-    may_hold_ns,
+    may_delay_ns,
     note_arrival,
     push,
     remove,
@@ -30,8 +30,8 @@ from sim.compiled.queue_kernels import (
     waiting_with,
 )
 from sim.compiled.row_access import (
-    block_at,
-    close_block,
+    batch_queue_at,
+    close_micro_batch,
     code_of,
     collect_in_flight,
     count_requests,
@@ -40,13 +40,13 @@ from sim.compiled.row_access import (
     hashed_below,
     hashed_share,
     key_at,
-    knobs_of,
-    line_at,
     member_at,
+    micro_batch_at,
     model_at,
     move_at,
     note_loss,
     note_return,
+    params_of,
     place_of,
     record_request,
     request_at,
@@ -67,18 +67,18 @@ from sim.compiled.row_layout import (
     NO_TUPLE,
     NONE,
     SERVER_LOST,
-    Block,
     Cluster,
     Goal,
-    Journey,
     Medium,
     Message,
+    MicroBatch,
     Parameters,
     Request,
     Room,
     Server,
-    ServerKnobs,
+    ServerParams,
     Tally,
+    Trace,
 )
 from sim.host_and_network import PACKET_BYTES
 
@@ -106,9 +106,9 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
     deadline_ns = ints_at(c.deadlines_at)[request.service_class]
     request.deadline_ns = now + deadline_ns if deadline_ns != NONE else NEVER
     if c.keeps:
-        journey = Journey(request, _REQUEST)
-        journey.length = journey.lost_ns = journey.stages = 0
-        journey.since_ns = now
+        trace = Trace(request, _REQUEST)
+        trace.length = trace.lost_ns = trace.stages = 0
+        trace.since_ns = now
     c.arrived += 1
     plan_arrival(c)
     c.in_flight += 1
@@ -118,8 +118,8 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
         release(c, p, slot)
         return
     request.segment = request.previous_width = request.code = request.retries = 0
-    request.location, request.epoch = NONE, 0
-    request.held_ns, request.holds = 0, 0
+    request.location, request.incarnation = NONE, 0
+    request.delayed_ns, request.batching_delays = 0, 0
     note_arrival(c.arrivals, now)
     enter(c, p, slot, now)
 
@@ -136,7 +136,7 @@ def enter(c: Cluster, p: Parameters, slot: int, now: int) -> None:
     """Append a request to the FIFO."""
     request = request_at(c, p, slot)
     request.entered_ns, request.entered_j = now, energy_j(c, p, now)
-    request.block = NONE
+    request.micro_batch = NONE
     push(c, p, slot)
     join(c, p, slot, now)
 
@@ -199,9 +199,9 @@ def ask_ns(c: Cluster, p: Parameters) -> int:
     """Return when a decision may be asked for; NEVER while none is possible (`RouterCore.next_wake_ns`)."""
     if c.slot != NONE or c.fifo_head == NONE:
         return NEVER
-    if not c.at_cap and c.held < c.fifo_length:
+    if not c.at_cap and c.delayed < c.fifo_length:
         return max(c.now_ns, c.host_free_ns)
-    wake = c.next_hold_ns
+    wake = c.next_batching_delay_ns
     if c.at_cap and p.sheds:
         wake = min(wake, request_at(c, p, c.fifo_head).deadline_ns)
     return max(max(c.now_ns, wake), c.host_free_ns)
@@ -209,22 +209,22 @@ def ask_ns(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def ask(c: Cluster, p: Parameters, now: int) -> bool:
-    """Ask for a decision if a request is waiting and a server can take a block (`RouterCore._ask`)."""
-    if c.next_hold_ns <= now:
-        end_due_holds(c, p, now, now)
+    """Ask for a decision if a request is waiting and a server can take a micro-batch (`RouterCore._ask`)."""
+    if c.next_batching_delay_ns <= now:
+        end_due_batching_delays(c, p, now, now)
     if p.sheds:
         _shed(c, p, now)
     slot = _oldest_servable(c, p)
     if slot == NONE:
         if c.fifo_head != NONE:
-            c.at_cap = c.held < c.fifo_length
+            c.at_cap = c.delayed < c.fifo_length
         return False
-    c.in_line = waiting_with(c, p, slot)
-    candidates = min(c.in_line, p.group)
+    c.in_batch_queue = waiting_with(c, p, slot)
+    candidates = min(c.in_batch_queue, p.micro_batch_size)
     request = request_at(c, p, slot)
     c.slot, c.candidates = slot, candidates
-    c.hold_left_ns = may_hold_ns(c, p, slot, candidates, now)
-    c.line, c.is_alone = line_of(c, p, request), request.line == ALONE
+    c.batching_delay_left_ns = may_delay_ns(c, p, slot, candidates, now)
+    c.batch_queue, c.is_alone = batch_queue_of(c, p, request), request.batch_queue == ALONE
     if c.faulty:
         c.removals_seen = c.removals
         for n in range(candidates):
@@ -262,7 +262,7 @@ def _sample_servers(c: Cluster, p: Parameters, request: Request) -> None:
 
 @kernel
 def _joins_sample(c: Cluster, p: Parameters, request: Request, count: int, index: int) -> bool:
-    """Add a server to the sample, if it can take the block and is not in it; returns whether it was added."""
+    """Add a server to the sample, if it can take the micro-batch and is not in it; returns whether it was added."""
     if code_of(c, p, index, place_of(p, request)) == 0:
         return False
     for n in range(count):
@@ -285,7 +285,7 @@ def _shed(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def _oldest_servable(c: Cluster, p: Parameters) -> int:
-    """Return the oldest request of the oldest line that some server can take a block of."""
+    """Return the oldest request of the oldest line that some server can take a micro-batch of."""
     if c.free_servers == 0:
         return NONE
     slot = c.fifo_head
@@ -299,7 +299,7 @@ def _oldest_servable(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def _is_held(c: Cluster, p: Parameters, request: Request) -> bool:
-    return c.held > 0 and request.line != ALONE and line_at(c, p, request.line).is_held == 1
+    return c.delayed > 0 and request.batch_queue != ALONE and batch_queue_at(c, p, request.batch_queue).is_held == 1
 
 
 @kernel
@@ -310,12 +310,12 @@ def _oldest_asked(c: Cluster, p: Parameters) -> int:
     first = c.slot
     if c.is_alone:
         request = request_at(c, p, first)
-        waits = request.id == ints(c)[p.candidates_at] and request.block == NONE and request.line == ALONE
-        return first if waits and line_of(c, p, request) == c.line else NONE
-    line = line_at(c, p, c.line)
-    if line.count < c.candidates:
+        waits = request.id == ints(c)[p.candidates_at] and request.micro_batch == NONE and request.batch_queue == ALONE
+        return first if waits and batch_queue_of(c, p, request) == c.batch_queue else NONE
+    batch_queue = batch_queue_at(c, p, c.batch_queue)
+    if batch_queue.count < c.candidates:
         return NONE
-    first = line.head
+    first = batch_queue.head
     slot = first
     for n in range(c.candidates):
         if request_at(c, p, slot).id != ints(c)[p.candidates_at + n]:
@@ -326,7 +326,7 @@ def _oldest_asked(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def may_send(c: Cluster, p: Parameters) -> bool:
-    """End the decision; returns whether its block can be sent. (Its server may have failed, or its requests are
+    """End the decision; returns whether its micro-batch can be sent. (Its server may have failed, or its requests are
     gone.)"""
     slot = _oldest_asked(c, p)
     if server_at(c, p, c.server).is_up and slot != NONE:
@@ -339,126 +339,127 @@ def may_send(c: Cluster, p: Parameters) -> bool:
 
 @kernel
 def hold_back(c: Cluster, p: Parameters, now: int) -> None:
-    """End the decision with a hold."""
+    """End the decision with a batching delay."""
     slot = _oldest_asked(c, p)
     c.slot = NONE
-    if slot == NONE or not begin_hold(c, p, slot, now):
+    if slot == NONE or not begin_batching_delay(c, p, slot, now):
         c.dropped += 1
 
 
 @kernel
-def send_block(c: Cluster, p: Parameters, now: int) -> int:
+def send_micro_batch(c: Cluster, p: Parameters, now: int) -> int:
     """Form the chosen block and book its transfers (`RouterCore._send`, `Simulation._send`); returns its slot."""
-    slot, count = c.slot, min(c.group, c.candidates)
+    slot, count = c.slot, min(c.micro_batch_size, c.candidates)
     server = server_at(c, p, c.server)
     head = request_at(c, p, slot)
     key = (head.segment * p.widths + c.width) * (p.widths + 1) + head.previous_width
     number = _take_slot(c, p, server)
-    block = block_at(c, p, number)
-    block.decision, block.server = c.decision, c.server
-    block.tag = c.tag
-    block.key, block.count = key, count
-    block.ended, block.line = 0, c.line
-    block.snapshot_ns = c.snapshot_ns
-    block.sent_ns = block.gathered_ns = now
-    block.arrived_ns = 0
-    block.moves, block.moving = 0, 0
+    micro_batch = micro_batch_at(c, p, number)
+    micro_batch.decision, micro_batch.server = c.decision, c.server
+    micro_batch.tag = c.tag
+    micro_batch.key, micro_batch.count = key, count
+    micro_batch.ended, micro_batch.batch_queue = 0, c.batch_queue
+    micro_batch.snapshot_ns = c.snapshot_ns
+    micro_batch.sent_ns = micro_batch.gathered_ns = now
+    micro_batch.arrived_ns = 0
+    micro_batch.moves, micro_batch.moving = 0, 0
     c.slot = NONE
     for position in range(count):
         following = take(c, p, slot)
-        request, member = request_at(c, p, slot), member_at(p, block, position)
-        request.block, request.position = number, position
+        request, member = request_at(c, p, slot), member_at(p, micro_batch, position)
+        request.micro_batch, request.position = number, position
         member.request, member.has_ended = slot, 0
         member.source = request.location
         if p.max_batching_delay_ns:
             take_along(request, member)
         if request.location != c.server:
-            _add_move(block, request.location)
+            _add_move(micro_batch, request.location)
         slot = following
     queue = key_at(p, server, key)
     if queue.outstanding == 0:
         queue.since = c.decision
     queue.outstanding += count
     count_requests(c, p, server, count)
-    server.blocks += 1
-    if server.blocks == p.cap:
+    server.micro_batches += 1
+    if server.micro_batches == p.cap:
         _count_free(c, p, server, -1)
-    if server.blocks == 1:
+    if server.micro_batches == 1:
         _count_up(c, p, server, 1, 0)
-    if count == c.in_line and not c.is_alone:
-        hold_late_comers(c, p, c.line, now)
-    if block.moves > 0:
+    if count == c.in_batch_queue and not c.is_alone:
+        delay_late_comers(c, p, c.batch_queue, now)
+    if micro_batch.moves > 0:
         _book_transfers(c, p, server, number, now)
     return number
 
 
 @kernel
 def _take_slot(c: Cluster, p: Parameters, server: Server) -> int:
-    """Return a free slot for a block: last in the list of its server's blocks, which is thus in the order of
+    """Return a free slot for a micro-batch: last in the list of its server's blocks, which is thus in the order of
     decisions."""
-    number, last = c.free_block, server.last_block
-    block = block_at(c, p, number)
-    c.free_block = block.next
-    c.free_blocks -= 1
-    block.previous, block.next = last, NONE
+    number, last = c.free_micro_batch, server.last_micro_batch
+    micro_batch = micro_batch_at(c, p, number)
+    c.free_micro_batch = micro_batch.next
+    c.free_micro_batches -= 1
+    micro_batch.previous, micro_batch.next = last, NONE
     if last == NONE:
-        server.first_block = number
+        server.first_micro_batch = number
     else:
-        block_at(c, p, last).next = number
-    server.last_block = number
+        micro_batch_at(c, p, last).next = number
+    server.last_micro_batch = number
     return number
 
 
 @kernel
 def _free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
-    """Remove a block that has ended from its server's list."""
-    block = block_at(c, p, number)
-    if block.previous == NONE:
-        server.first_block = block.next
+    """Remove a micro-batch that has ended from its server's list."""
+    micro_batch = micro_batch_at(c, p, number)
+    if micro_batch.previous == NONE:
+        server.first_micro_batch = micro_batch.next
     else:
-        block_at(c, p, block.previous).next = block.next
-    if block.next == NONE:
-        server.last_block = block.previous
+        micro_batch_at(c, p, micro_batch.previous).next = micro_batch.next
+    if micro_batch.next == NONE:
+        server.last_micro_batch = micro_batch.previous
     else:
-        block_at(c, p, block.next).previous = block.previous
-    block.next = c.free_block
-    c.free_block = number
-    c.free_blocks += 1
+        micro_batch_at(c, p, micro_batch.next).previous = micro_batch.previous
+    micro_batch.next = c.free_micro_batch
+    c.free_micro_batch = number
+    c.free_micro_batches += 1
 
 
 @kernel
-def _add_move(block: Block, source: int) -> None:
-    """Add a source of the block's inputs: in the order of places, each once."""
-    position = block.moves
+def _add_move(micro_batch: MicroBatch, source: int) -> None:
+    """Add a source of the micro-batch's inputs: in the order of places, each once."""
+    position = micro_batch.moves
     for n in range(position):
-        if move_at(block, n).source == source:
+        if move_at(micro_batch, n).source == source:
             return
-    while position > 0 and move_at(block, position - 1).source > source:
-        move_at(block, position).source = move_at(block, position - 1).source
+    while position > 0 and move_at(micro_batch, position - 1).source > source:
+        move_at(micro_batch, position).source = move_at(micro_batch, position - 1).source
         position -= 1
-    move_at(block, position).source = source
-    block.moves += 1
+    move_at(micro_batch, position).source = source
+    micro_batch.moves += 1
 
 
 @kernel
 def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
     """Count one more, or one fewer, server that can take blocks."""
     c.free_servers += change
-    holds = knobs_of(p, server).holds_any_at
+    batching_delays = params_of(p, server).holds_any_at
     for place in range(p.places):
-        ints(c)[p.valid_at + place] += change * ints(p)[holds + place]
+        ints(c)[p.valid_at + place] += change * ints(p)[batching_delays + place]
 
 
 @kernel
-def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int) -> None:
+def _count_up(c: Cluster, p: Parameters, server: Server, change: int, batching_delays: int) -> None:
     """Count one more, or one fewer, server that seems up to a head (`context.is_up`): it holds the segment, or has
     blocks.
 
-    `holds` is 1 if the server came or went, and 0 if its blocks did, which affects the places that it does not hold.
+    `batching_delays` is 1 if the server came or went, and 0 if its micro-batches did, which affects the places that it
+    does not hold.
     """
-    held = knobs_of(p, server).holds_any_at
+    delayed = params_of(p, server).holds_any_at
     for place in range(p.places):
-        if ints(p)[held + place] == holds:
+        if ints(p)[delayed + place] == batching_delays:
             ints(c)[p.up_at + place] += change
 
 
@@ -467,20 +468,20 @@ def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int
 
 @kernel
 def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now: int) -> None:
-    block, widths = block_at(c, p, number), p.widths
-    segment, previous = block.key // (widths + 1) // widths, block.key % (widths + 1)
+    micro_batch, widths = micro_batch_at(c, p, number), p.widths
+    segment, previous = micro_batch.key // (widths + 1) // widths, micro_batch.key % (widths + 1)
     model = model_at(p, server.device)
     one_bytes = ints(p)[model.input_bytes_at + segment * (widths + 1) + previous]
-    block.moving, block.next_moving = block.moves, NONE
+    micro_batch.moving, micro_batch.next_moving = micro_batch.moves, NONE
     if server.first_moving == NONE:
         server.first_moving = number
     else:
-        block_at(c, p, server.last_moving).next_moving = number
+        micro_batch_at(c, p, server.last_moving).next_moving = number
     server.last_moving = number
-    for n in range(block.moves):
-        move, moved = move_at(block, n), 0
-        for position in range(block.count):
-            if member_at(p, block, position).source == move.source:
+    for n in range(micro_batch.moves):
+        move, moved = move_at(micro_batch, n), 0
+        for position in range(micro_batch.count):
+            if member_at(p, micro_batch, position).source == move.source:
                 moved += 1
         begins_ns = _copy(c, p, server_at(c, p, move.source), moved, now) if move.source != NONE else now
         move.end_ns = _transfer(c, p, move.source, server, one_bytes * moved, begins_ns)
@@ -493,41 +494,41 @@ def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now:
 
 @kernel
 def _copy(c: Cluster, p: Parameters, source: Server, images: int, now: int) -> int:
-    """Copy activations for a move, as a chore of the server's process (`SimulatedServer.copy`); returns when it is
+    """Copy activations for a move, as CPU work of the server's process (`SimulatedServer.copy`); returns when it is
     done."""
     model, device = model_at(p, source.device), device_at(c, p, source.device)
-    if model.has_chores == 0 or source.is_up == 0 or source.is_hung:
+    if model.has_cpu_work == 0 or source.is_up == 0 or source.is_hung:
         return now
     begins_ns = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
-    return do_chore(c, p, device, model.moved_ns + model.moved_image_ns * images, now, begins_ns)
+    return do_cpu_work(c, p, device, model.moved_ns + model.moved_image_ns * images, now, begins_ns)
 
 
 @kernel
 def _transfer(c: Cluster, p: Parameters, source: int, server: Server, transfer_bytes: int, now: int) -> int:
     """Book a transfer on the destination's medium; returns when it arrives (`Network.transfer`)."""
-    knobs = knobs_of(p, server)
-    latency_s, bandwidth = knobs.latency_s, knobs.bandwidth_bytes_s
+    params = params_of(p, server)
+    latency_s, bandwidth = params.latency_s, params.bandwidth_bytes_s
     arrives = 1.0
     uplinks_s, is_near = 0.0, False
     if source != NONE:
-        other = ServerKnobs(p, p.server_knobs_at, source)
-        is_near, uplinks_s = other.rack == knobs.rack, other.uplink_s
+        other = ServerParams(p, p.server_params_at, source)
+        is_near, uplinks_s = other.rack == params.rack, other.uplink_s
         latency_s, bandwidth = max(other.latency_s, latency_s), min(other.bandwidth_bytes_s, bandwidth)
         arrives *= 1 - other.loss
-    arrives *= 1 - knobs.loss
+    arrives *= 1 - params.loss
     loss = 1 - arrives
-    medium = Medium(c, p.media_at, knobs.medium)
+    medium = Medium(c, p.media_at, params.medium)
     if not is_near:
-        latency_s += uplinks_s + knobs.uplink_s
-        if knobs.uplink_bytes_s > 0:
-            uplink = Medium(c, p.media_at, p.uplinks + knobs.rack)
-            now = max(now, uplink.free_ns) + ceil(transfer_bytes / (1 - loss) / knobs.uplink_bytes_s * _NS)
+        latency_s += uplinks_s + params.uplink_s
+        if params.uplink_bytes_s > 0:
+            uplink = Medium(c, p.media_at, p.uplinks + params.rack)
+            now = max(now, uplink.free_ns) + ceil(transfer_bytes / (1 - loss) / params.uplink_bytes_s * _NS)
             uplink.free_ns = now
     started = max(now, medium.free_ns)
     medium.free_ns = started + ceil(transfer_bytes / (1 - loss) / bandwidth * _NS)
     latencies = 1
     if loss > 0:
-        chance = hashed_share(c.links_salt, knobs.medium, medium.transfers)
+        chance = hashed_share(c.links_salt, params.medium, medium.transfers)
         latencies += 2 * (_rounds(transfer_bytes, loss, chance) - 1)
     medium.transfers += 1
     return medium.free_ns + ceil(latencies * latency_s * _NS)
@@ -546,18 +547,18 @@ def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
 
 @kernel
 def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
-    """Remove a block with no further moves from the list of blocks in transfer to the server."""
+    """Remove a micro-batch with no further moves from the list of micro-batches in transfer to the server."""
     before, at = NONE, server.first_moving
     while at != number:
-        before, at = at, block_at(c, p, at).next_moving
-    after = block_at(c, p, number).next_moving
+        before, at = at, micro_batch_at(c, p, at).next_moving
+    after = micro_batch_at(c, p, number).next_moving
     if before == NONE:
         server.first_moving = after
     else:
-        block_at(c, p, before).next_moving = after
+        micro_batch_at(c, p, before).next_moving = after
     if after == NONE:
         server.last_moving = before
-    block_at(c, p, number).moving = 0
+    micro_batch_at(c, p, number).moving = 0
 
 
 @kernel
@@ -565,43 +566,44 @@ def _plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
     """Plan the end of the next of a server's transfers."""
     soonest, number = NEVER, server.first_moving
     while number != NONE:
-        block = block_at(c, p, number)
-        for n in range(block.moves):
-            soonest = min(soonest, move_at(block, n).end_ns)
-        number = block.next_moving
+        micro_batch = micro_batch_at(c, p, number)
+        for n in range(micro_batch.moves):
+            soonest = min(soonest, move_at(micro_batch, n).end_ns)
+        number = micro_batch.next_moving
     server.times.transfer = soonest
     reschedule(c, p, server)
 
 
 @kernel
-def _ending_move(block: Block, now: int) -> int:
-    """Return the first of a block's moves that ends now; NONE if none does."""
-    for n in range(block.moves):
-        if move_at(block, n).end_ns == now:
+def _ending_move(micro_batch: MicroBatch, now: int) -> int:
+    """Return the first of a micro-batch's moves that ends now; NONE if none does."""
+    for n in range(micro_batch.moves):
+        if move_at(micro_batch, n).end_ns == now:
             return n
     return NONE
 
 
 @kernel
 def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
-    """End a transfer to a server: that of the oldest block. Returns the block if it is complete now, otherwise NONE."""
+    """End a transfer to a server: that of the oldest block. Returns the micro-batch if it is complete now, otherwise
+    NONE."""
     number = server.first_moving
-    while _ending_move(block_at(c, p, number), now) == NONE:
-        number = block_at(c, p, number).next_moving
-    block = block_at(c, p, number)
-    move = move_at(block, _ending_move(block, now))
+    while _ending_move(micro_batch_at(c, p, number), now) == NONE:
+        number = micro_batch_at(c, p, number).next_moving
+    micro_batch = micro_batch_at(c, p, number)
+    move = move_at(micro_batch, _ending_move(micro_batch, now))
     move.end_ns = NEVER
     source = move.source
     if source == NONE or not server_at(c, p, source).is_hung:  # a stopped process sends nothing
         move.is_moving = 0
-        block.moving -= 1
-        block.gathered_ns = now
-        for position in range(block.count):
-            member = member_at(p, block, position)
+        micro_batch.moving -= 1
+        micro_batch.gathered_ns = now
+        for position in range(micro_batch.count):
+            member = member_at(p, micro_batch, position)
             if member.source == source:
                 request = request_at(c, p, member.request)
-                request.location, request.epoch = server.index, server.epoch
-    is_there = block.moving == 0
+                request.location, request.incarnation = server.index, server.incarnation
+    is_there = micro_batch.moving == 0
     if is_there:
         _stop_moving(c, p, server, number)
     _plan_transfers(c, p, server)
@@ -613,12 +615,12 @@ def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
     """Retry blocks that waited for inputs from a failed server (`Simulation._fail_transfers`)."""
     number = _oldest_waiting_for(c, p, source)
     while number != NONE:
-        block = block_at(c, p, number)
-        server = server_at(c, p, block.server)
+        micro_batch = micro_batch_at(c, p, number)
+        server = server_at(c, p, micro_batch.server)
         _stop_moving(c, p, server, number)
         _plan_transfers(c, p, server)
-        for position in range(block.count):
-            retry(c, p, member_at(p, block, position).request, SERVER_LOST, now)
+        for position in range(micro_batch.count):
+            retry(c, p, member_at(p, micro_batch, position).request, SERVER_LOST, now)
         number = _oldest_waiting_for(c, p, source)
 
 
@@ -629,19 +631,19 @@ def _oldest_waiting_for(c: Cluster, p: Parameters, source: int) -> int:
     for index in range(p.servers):
         number = server_at(c, p, index).first_moving
         while number != NONE:
-            block = block_at(c, p, number)
-            if _waits_for(block, source):
-                if best == NONE or block.decision < block_at(c, p, best).decision:
+            micro_batch = micro_batch_at(c, p, number)
+            if _waits_for(micro_batch, source):
+                if best == NONE or micro_batch.decision < micro_batch_at(c, p, best).decision:
                     best = number
                 break
-            number = block.next_moving
+            number = micro_batch.next_moving
     return best
 
 
 @kernel
-def _waits_for(block: Block, source: int) -> bool:
-    for n in range(block.moves):
-        move = move_at(block, n)
+def _waits_for(micro_batch: MicroBatch, source: int) -> bool:
+    for n in range(micro_batch.moves):
+        move = move_at(micro_batch, n)
         if move.is_moving == 1 and move.source == source:
             return True
     return False
@@ -654,9 +656,9 @@ def _waits_for(block: Block, source: int) -> bool:
 def advance_request(c: Cluster, p: Parameters, server: Server, message: Message, slot: int, now: int) -> None:
     """Advance a request past a segment: one width more (`RouterCore._advance`)."""
     request = request_at(c, p, slot)
-    number, position = request.block, request.position
+    number, position = request.micro_batch, request.position
     segment = request.segment
-    member = member_at(p, block_at(c, p, number), position)
+    member = member_at(p, micro_batch_at(c, p, number), position)
     member.span_ns = now - request.entered_ns
     member.energy_j = energy_j(c, p, now) - request.entered_j
     note_return(c, p, server, message, request, now)
@@ -664,7 +666,7 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
     code = request.code * p.widths + width
     request.code, request.previous_width = code, width + 1
     request.segment = segment + 1
-    request.location, request.epoch = server.index, server.epoch
+    request.location, request.incarnation = server.index, server.incarnation
     if segment + 1 == p.segments:
         is_right = is_correct(c, request.id, code)
         member.accuracy = is_right
@@ -682,7 +684,7 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
     else:
         member.accuracy = reals(p)[p.prior_at + ints(p)[p.prior_levels_at + segment] + code]
         enter(c, p, slot, now)
-    _leave_block(c, p, number, position, now)
+    _leave_micro_batch(c, p, number, position, now)
 
 
 @kernel
@@ -703,9 +705,9 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     """Requeue at the FIFO's tail; from segment 1 if the activations were lost with their server
     (`RouterCore._retry`)."""
     request = request_at(c, p, slot)
-    number, position = request.block, request.position
+    number, position = request.micro_batch, request.position
     if number != NONE:
-        member = member_at(p, block_at(c, p, number), position)
+        member = member_at(p, micro_batch_at(c, p, number), position)
         member.span_ns = now - request.entered_ns
         member.energy_j = energy_j(c, p, now) - request.entered_j
         member.accuracy = 0.0
@@ -714,7 +716,7 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     location = request.location
     if location != NONE:
         server = server_at(c, p, location)
-        if not server.is_up or server.epoch != request.epoch:
+        if not server.is_up or server.incarnation != request.incarnation:
             request.segment = request.previous_width = request.code = 0
             request.location = NONE
     if request.retries > p.max_retries:
@@ -722,7 +724,7 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     else:
         enter(c, p, slot, now)
     if number != NONE:
-        _leave_block(c, p, number, position, now)
+        _leave_micro_batch(c, p, number, position, now)
 
 
 @kernel
@@ -739,29 +741,29 @@ def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> Non
 
 
 @kernel
-def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int) -> None:
-    """End a member of a block; the block ends with its last one."""
-    block = block_at(c, p, number)
-    server = server_at(c, p, block.server)
-    member_at(p, block, position).has_ended = 1
-    block.ended += 1
+def _leave_micro_batch(c: Cluster, p: Parameters, number: int, position: int, now: int) -> None:
+    """End a member of a micro-batch; the micro-batch ends with its last one."""
+    micro_batch = micro_batch_at(c, p, number)
+    server = server_at(c, p, micro_batch.server)
+    member_at(p, micro_batch, position).has_ended = 1
+    micro_batch.ended += 1
     count_requests(c, p, server, -1)
-    key_at(p, server, block.key).outstanding -= 1
-    if block.ended < block.count:
+    key_at(p, server, micro_batch.key).outstanding -= 1
+    if micro_batch.ended < micro_batch.count:
         return
-    if server.blocks == p.cap and server.is_up:
+    if server.micro_batches == p.cap and server.is_up:
         _count_free(c, p, server, 1)
-    server.blocks -= 1
-    if server.blocks == 0:
+    server.micro_batches -= 1
+    if server.micro_batches == 0:
         _count_up(c, p, server, -1, 0)
     if p.samples:
         ints(c)[p.freed_at + c.freed % p.samples] = server.index
         c.freed += 1
     c.at_cap = 0
-    credited = close_block(c, p, block, now)
-    if c.pending_holds > 0:
-        for n in range(block.count):
-            credit_holds(c, p, member_at(p, block, n), credited)
+    credited = close_micro_batch(c, p, micro_batch, now)
+    if c.pending_batching_delays > 0:
+        for n in range(micro_batch.count):
+            credit_batching_delays(c, p, member_at(p, micro_batch, n), credited)
     _free_slot(c, p, server, number)
 
 
@@ -770,11 +772,11 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
 
 @kernel
 def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Put a server in service, in a new epoch, without blocks (`ServerUp` at the router)."""
+    """Put a server in service, in a new incarnation, without blocks (`ServerUp` at the router)."""
     _count_free(c, p, server, 1)
     _count_up(c, p, server, 1, 1)
     c.at_cap = 0
-    end_due_holds(c, p, NEVER, now)
+    end_due_batching_delays(c, p, NEVER, now)
     server.seen_vram_bytes = server.seen_loaded_bits = server.seen_loading_bits = 0
 
 
@@ -784,13 +786,13 @@ def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
     It is down already, and its reported power is 0.
     """
-    if server.blocks < p.cap:
+    if server.micro_batches < p.cap:
         _count_free(c, p, server, -1)
     _count_up(c, p, server, -1, 1)
-    end_due_holds(c, p, NEVER, now)
+    end_due_batching_delays(c, p, NEVER, now)
     scratch = _scratch(c, p)
     waiting = _remove_waiting(c, p, server, scratch)
-    _retry_blocks(c, p, server, now)
+    _retry_micro_batches(c, p, server, now)
     for n in range(waiting):
         retry(c, p, scratch[n], SERVER_LOST, now)
     server.seen_vram_bytes = server.seen_loaded_bits = server.seen_loading_bits = 0
@@ -808,7 +810,7 @@ def _remove_waiting(c: Cluster, p: Parameters, server: Server, slots: Ints) -> i
     in_flight, count = collect_in_flight(c, p, slots), 0
     for n in range(in_flight):
         request = request_at(c, p, slots[n])
-        if request.block == NONE and request.location == server.index:
+        if request.micro_batch == NONE and request.location == server.index:
             slots[count] = slots[n]
             count += 1
     sort_by_id(c, p, slots, count)
@@ -818,16 +820,16 @@ def _remove_waiting(c: Cluster, p: Parameters, server: Server, slots: Ints) -> i
 
 
 @kernel
-def _retry_blocks(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Retry the members of a server's blocks that have not ended, by block."""
-    number = server.first_block
+def _retry_micro_batches(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """Retry the members of a server's blocks that have not ended, by micro-batch."""
+    number = server.first_micro_batch
     while number != NONE:
-        block = block_at(c, p, number)
-        following = block.next
-        if block.moving > 0:
+        micro_batch = micro_batch_at(c, p, number)
+        following = micro_batch.next
+        if micro_batch.moving > 0:
             _stop_moving(c, p, server, number)
-        for position in range(block.count):
-            member = member_at(p, block, position)
+        for position in range(micro_batch.count):
+            member = member_at(p, micro_batch, position)
             if not member.has_ended:
                 retry(c, p, member.request, SERVER_LOST, now)
         number = following

@@ -21,9 +21,8 @@ from sim.compiled.row_layout import (
     NO_REASON,
     NONE,
     BatchCost,
+    BatchQueue,
     BatchRow,
-    Block,
-    BlockRow,
     Calendar,
     Cluster,
     Credit,
@@ -32,11 +31,11 @@ from sim.compiled.row_layout import (
     HeadSeen,
     Instance,
     Instances,
-    Journey,
     KeyQueue,
-    Line,
     Member,
     Message,
+    MicroBatch,
+    MicroBatchRow,
     Move,
     Observed,
     Parameters,
@@ -47,19 +46,20 @@ from sim.compiled.row_layout import (
     Request,
     RequestRow,
     Server,
-    ServerKnobs,
+    ServerParams,
     ServerSeen,
     Stages,
     Tally,
     Terms,
     Times,
+    Trace,
     WorkSeen,
 )
 
 # ----------------------------------------------------------------------------------------------------- records by index
 
 
-_BLOCK: Final = Block.size
+_BLOCK: Final = MicroBatch.size
 _KINDS: Final = Times.size
 
 
@@ -70,9 +70,9 @@ def server_at(c: Cluster, p: Parameters, index: int) -> Server:
 
 
 @kernel
-def knobs_of(p: Parameters, server: Server) -> ServerKnobs:
+def params_of(p: Parameters, server: Server) -> ServerParams:
     """Return a server's settings."""
-    return ServerKnobs(p, server.knobs_at)
+    return ServerParams(p, server.params_at)
 
 
 @kernel
@@ -148,9 +148,9 @@ def tally_at(c: Cluster, p: Parameters, service_class: int) -> Tally:
 
 
 @kernel
-def line_at(c: Cluster, p: Parameters, line: int) -> Line:
-    """Return a line of the router's FIFO."""
-    return Line(c, p.lines_at, line)
+def batch_queue_at(c: Cluster, p: Parameters, batch_queue: int) -> BatchQueue:
+    """Return a per-key queue of the router's FIFO."""
+    return BatchQueue(c, p.batch_queues_at, batch_queue)
 
 
 @kernel
@@ -166,9 +166,9 @@ def instance_at(c: Cluster, p: Parameters, slot: int) -> Instance:
 
 
 @kernel
-def block_at(c: Cluster, p: Parameters, slot: int) -> Block:
-    """Return a block; its moves follow."""
-    return Block(c, p.blocks_at + slot * p.block_size)
+def micro_batch_at(c: Cluster, p: Parameters, slot: int) -> MicroBatch:
+    """Return a micro-batch; its moves follow."""
+    return MicroBatch(c, p.micro_batches_at + slot * p.micro_batch_size)
 
 
 @kernel
@@ -178,15 +178,15 @@ def message_at(c: Cluster, p: Parameters, slot: int) -> Message:
 
 
 @kernel
-def move_at(block: Block, number: int) -> Move:
-    """Return one of the moves of a block."""
-    return Move(block, _BLOCK, number)
+def move_at(micro_batch: MicroBatch, number: int) -> Move:
+    """Return one of the moves of a micro-batch."""
+    return Move(micro_batch, _BLOCK, number)
 
 
 @kernel
-def member_at(p: Parameters, block: Block, position: int) -> Member:
-    """Return a member of a block."""
-    return Member(block, p.members_at + position * p.member_size)
+def member_at(p: Parameters, micro_batch: MicroBatch, position: int) -> Member:
+    """Return a member of a micro-batch."""
+    return Member(micro_batch, p.members_at + position * p.member_size)
 
 
 # --------------------------------------------------------------------------------------------------------- the calendar
@@ -237,7 +237,7 @@ def soonest_server(c: Cluster, p: Parameters) -> int:
 
 _NS = 1_000_000_000
 _TERMS, _STAGES = Terms.size, Stages.size
-_JOURNEY, _REQUEST = Journey.size, Request.size
+_TRACE, _REQUEST = Trace.size, Request.size
 _REQUEST_ROW = RequestRow.size
 
 
@@ -262,7 +262,7 @@ def report_power(c: Cluster, p: Parameters, server: Server, power_w: float, util
         c.energy_j = energy_j(c, p, now)
         c.power_ns = now
     observed = observed_at(c, p, server.index)
-    observed.utilization, observed.power = utilization, power_w / knobs_of(p, server).power_limit_w
+    observed.utilization, observed.power = utilization, power_w / params_of(p, server).power_limit_w
     reals(c)[p.powers_at + server.index] = power_w
     c.variance_is_stale = c.power_is_stale = 1
 
@@ -285,30 +285,30 @@ def utilization_variance(c: Cluster, p: Parameters) -> float:
 
 
 @kernel
-def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> Credit:
-    """End a block: Eq. 7 for the decision that made it."""
-    members = block.count
+def close_micro_batch(c: Cluster, p: Parameters, micro_batch: MicroBatch, now: int) -> Credit:
+    """End a micro-batch: Eq. 7 for the decision that made it."""
+    members = micro_batch.count
     span_ns = 0
-    block_j = accuracy = 0.0
+    micro_batch_j = accuracy = 0.0
     for position in range(members):
-        member = member_at(p, block, position)
+        member = member_at(p, micro_batch, position)
         span_ns += member.span_ns
-        block_j += member.energy_j
+        micro_batch_j += member.energy_j
         accuracy += member.accuracy
     latency_s = span_ns / members / _NS
     p_acc = accuracy / members
     credited = Credit(c, p.credits_at, c.credits)
     terms = credited.terms
     c.credits += 1
-    credited.decision, credited.tag = block.decision, block.tag
+    credited.decision, credited.tag = micro_batch.decision, micro_batch.tag
     terms.accuracy = p.alpha * (p_acc - p.mean_top1 if p.centre else p_acc)
     terms.latency = -p.beta * latency_s
-    terms.energy = -p.gamma * (block_j / members)
+    terms.energy = -p.gamma * (micro_batch_j / members)
     terms.imbalance = -p.delta * utilization_variance(c, p)
     terms.bonus = p.bonus
     credited.total = terms.accuracy + terms.latency + terms.energy + terms.imbalance + terms.bonus
     if c.detail:
-        _record_block(c, block, terms, latency_s, now)
+        _record_micro_batch(c, micro_batch, terms, latency_s, now)
     return credited
 
 
@@ -316,14 +316,14 @@ def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> Credit:
 
 
 @kernel
-def _record_block(c: Cluster, block: Block, terms: Terms, latency_s: float, now: int) -> None:
-    out = BlockRow(c.block_rows_at, 0, c.block_rows)
-    c.block_rows += 1
-    out.decision, out.line = block.decision, block.line
-    out.server, out.key = block.server, block.key
-    out.count, out.snapshot_ns = block.count, block.snapshot_ns
-    out.sent_ns = block.sent_ns
-    out.arrived_ns, out.ended_ns = block.arrived_ns, now
+def _record_micro_batch(c: Cluster, micro_batch: MicroBatch, terms: Terms, latency_s: float, now: int) -> None:
+    out = MicroBatchRow(c.micro_batch_rows_at, 0, c.micro_batch_rows)
+    c.micro_batch_rows += 1
+    out.decision, out.batch_queue = micro_batch.decision, micro_batch.batch_queue
+    out.server, out.key = micro_batch.server, micro_batch.key
+    out.count, out.snapshot_ns = micro_batch.count, micro_batch.snapshot_ns
+    out.sent_ns = micro_batch.sent_ns
+    out.arrived_ns, out.ended_ns = micro_batch.arrived_ns, now
     out.latency_s = latency_s
     for term in range(_TERMS):
         reals(out.reward)[term] = reals(terms)[term]
@@ -377,53 +377,53 @@ def record_request(
     segments = p.segments
     out = RequestRow(c.request_rows_at, (_REQUEST_ROW + _STAGES + 1 + 2 * segments) * c.request_rows)
     c.request_rows += 1
-    journey = Journey(request, _REQUEST)
-    lived, rest = ints(journey), ints(out)
+    trace = Trace(request, _REQUEST)
+    lived, rest = ints(trace), ints(out)
     out.id, out.arrived_ns = request.id, request.arrived_ns
     out.finished_ns, out.fate = now, fate
     out.reason, out.retries = reason, retries
     out.correct = correct
     out.energy_j = energy_j(c, p, now) - request.arrived_j
-    out.length = journey.length
+    out.length = trace.length
     for stage in range(_STAGES):
         total = 0
-        for segment in range(journey.stages):
-            total += lived[_JOURNEY + 2 * segments + segment * _STAGES + stage]
+        for segment in range(trace.stages):
+            total += lived[_TRACE + 2 * segments + segment * _STAGES + stage]
         rest[_REQUEST_ROW + stage] = total
-    rest[_REQUEST_ROW + _STAGES] = journey.lost_ns
+    rest[_REQUEST_ROW + _STAGES] = trace.lost_ns
     for n in range(2 * segments):
-        rest[_REQUEST_ROW + _STAGES + 1 + n] = lived[_JOURNEY + n]
+        rest[_REQUEST_ROW + _STAGES + 1 + n] = lived[_TRACE + n]
 
 
 @kernel
 def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
-    """Record that the try in progress has failed (`_Journey.lose`)."""
+    """Record that the try in progress has failed (`_Trace.lose`)."""
     if c.keeps:
-        journey = Journey(request, _REQUEST)
-        journey.lost_ns += now - journey.since_ns
-        journey.since_ns = now
+        trace = Trace(request, _REQUEST)
+        trace.lost_ns += now - trace.since_ns
+        trace.since_ns = now
 
 
 @kernel
 def note_return(c: Cluster, p: Parameters, server: Server, message: Message, request: Request, now: int) -> None:
-    """Divide a request's time in a segment that it has passed among the stages (`_Journey.pass_segment`)."""
+    """Divide a request's time in a segment that it has passed among the stages (`_Trace.pass_segment`)."""
     if not c.keeps:
         return
-    journey, segments = Journey(request, _REQUEST), p.segments
+    trace, segments = Trace(request, _REQUEST), p.segments
     passed = request.segment
-    lived = ints(journey)
-    journey.length = passed + 1
-    lived[_JOURNEY + passed] = server.index
-    lived[_JOURNEY + segments + passed] = message.width
-    for n in range(passed * _STAGES, journey.stages * _STAGES):
-        journey.lost_ns += lived[_JOURNEY + 2 * segments + n]
-    journey.stages = passed + 1
-    block, stages = block_at(c, p, request.block), Stages(journey, _JOURNEY + 2 * segments, passed)
-    entered = journey.since_ns
-    snapshot = max(entered, block.snapshot_ns)
-    sent = max(snapshot, block.sent_ns)
-    gathered = max(sent, block.gathered_ns)
-    arrived = max(gathered, block.arrived_ns)
+    lived = ints(trace)
+    trace.length = passed + 1
+    lived[_TRACE + passed] = server.index
+    lived[_TRACE + segments + passed] = message.width
+    for n in range(passed * _STAGES, trace.stages * _STAGES):
+        trace.lost_ns += lived[_TRACE + 2 * segments + n]
+    trace.stages = passed + 1
+    micro_batch, stages = micro_batch_at(c, p, request.micro_batch), Stages(trace, _TRACE + 2 * segments, passed)
+    entered = trace.since_ns
+    snapshot = max(entered, micro_batch.snapshot_ns)
+    sent = max(snapshot, micro_batch.sent_ns)
+    gathered = max(sent, micro_batch.gathered_ns)
+    arrived = max(gathered, micro_batch.arrived_ns)
     commanded = max(arrived, message.commanded_ns)
     started = min(max(commanded, message.started_ns), now)
     ended = min(max(started, message.ended_ns), now)
@@ -433,7 +433,7 @@ def note_return(c: Cluster, p: Parameters, server: Server, message: Message, req
     stages.handover = arrived - gathered + now - ended
     stages.queue, stages.load = commanded - arrived - load, load
     stages.dispatch, stages.run = started - commanded, ended - started
-    journey.since_ns = now
+    trace.since_ns = now
 
 
 @kernel
@@ -515,8 +515,8 @@ def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
 def code_of(c: Cluster, p: Parameters, index: int, place: int) -> int:
     """Return one server's code for a segment of a model (`place_of`)."""
     server = server_at(c, p, index)
-    is_free = server.is_up == 1 and server.blocks < p.cap
-    return ints(p)[knobs_of(p, server).codes_at + place] if is_free else 0
+    is_free = server.is_up == 1 and server.micro_batches < p.cap
+    return ints(p)[params_of(p, server).codes_at + place] if is_free else 0
 
 
 @kernel
@@ -545,7 +545,7 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     head.location = request.location
     head.candidates, head.entered_ns = c.candidates, request.entered_ns
     head.fifo_length, head.completed = c.fifo_length, c.completed
-    head.hold_left_ns = c.hold_left_ns
+    head.batching_delay_left_ns = c.batching_delay_left_ns
     tally = tally_at(c, p, request.service_class)
     head.accuracy_sum, head.late = tally.accuracy_sum, tally.late
     head.goal_floor, head.goal_limit_ns = tally.floor, tally.limit_ns
@@ -555,7 +555,7 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     for index in range(p.servers):
         server, view = server_at(c, p, index), ServerSeen(out, at)
         view.is_valid = code_of(c, p, index, place_of(p, request)) != 0
-        view.requests, view.blocks = server.requests, server.blocks
+        view.requests, view.micro_batches = server.requests, server.micro_batches
         view.vram_bytes = server.seen_vram_bytes
         view.utilization, view.power_w = observed_at(c, p, index).utilization, reals(c)[p.powers_at + index]
         view.loaded_bits, view.loading_bits = resident_widths(p, server, request.segment)

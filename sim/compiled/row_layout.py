@@ -2,8 +2,9 @@
 
 A row is one array of 8-byte numbers that begins with a `Cluster`, or with `Parameters`; both have the offsets of the
 other records in their row (`..._at`), and kernels call them `c` and `p` everywhere. In other records a field that ends
-in `_at` is an offset in the row of parameters, except for addresses (`ints_at`). Requests, instances and blocks are
-slots of pools, linked by slot numbers; `NONE` ends a list. Times are integer nanoseconds; `NEVER` is later than all.
+in `_at` is an offset in the row of parameters, except for addresses (`ints_at`). Requests, instances and micro-batches
+are slots of pools, linked by slot numbers; `NONE` ends a list. Times are integer nanoseconds; `NEVER` is later than
+all.
 
 `UnsupportedScenario` refuses a scenario; `problem_of` gives the reason for which a run can't continue.
 """
@@ -14,7 +15,7 @@ from typing import Final
 
 from kit.errors import InputError
 from policies.compiled.plan_layout import INT, NONE, REAL, Record
-from policies.faults import NO_LABEL, OUT_OF_MEMORY, PLANNED, WORKER_DIED, WORKER_HUNG
+from policies.faults import NO_PREDICTION, OUT_OF_MEMORY, PLANNED, WORKER_DIED, WORKER_HUNG
 from policies.router_queue import REFUSED
 
 __all__ = ["NONE"]
@@ -24,12 +25,14 @@ __all__ = ["NONE"]
 
 
 NEVER: Final = 1 << 62
-ALONE: Final = -1  # the line of a request that shares no block
+ALONE: Final = -1  # the per-key queue of a request that shares no micro-batch
 FIRST_DRAW: Final = 1 << 32  # `sim.simulated_device._FIRST`: the hash's numbers of a device's first state
 LOGS_TABULATED: Final = 1 << 15
 
 # Why `advance` returned.
-ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE, MESSAGES_FULL = range(1, 10)
+ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, MICRO_BATCHES_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE, MESSAGES_FULL = (
+    range(1, 10)
+)
 
 # An instance's state.
 LOADING, FREE, BUSY, UNLOADING = range(4)
@@ -39,7 +42,7 @@ COMPLETED, IN_FLIGHT, FAILED = range(3)
 
 # Why a request was tried again or given up, and its name in records.
 NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY, NO_ROOM = range(7)
-REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "server_down", UNLABELLED: NO_LABEL,
+REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "server_down", UNLABELLED: NO_PREDICTION,
            MEMORY: OUT_OF_MEMORY, NO_ROOM: REFUSED, NO_REASON: ""}  # fmt: skip
 
 # Why a server is down, and the reason's name in records.
@@ -75,25 +78,29 @@ class Cluster(Record):
     arrival_ns = arrivals_end_ns = decision_end_ns = hear_ns = goal_ns = NEVER
     host_core = NONE
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
-    slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
+    slot = fifo_head = fifo_tail = free_request = free_instance = free_micro_batch = free_message = NONE
     first_heard = last_heard = NONE
-    looked = freed = line = is_alone = in_line = candidates = removals = removals_seen = server = width = group = INT
+    looked = freed = batch_queue = is_alone = in_batch_queue = candidates = removals = removals_seen = server = (
+        width
+    ) = micro_batch_size = INT
     fifo_length = completed = failed = in_flight = INT
     own_limit_ns = NONE
     goals_at = goals = goal = INT
-    may_hold = has_hold_rule = held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
-    next_hold_ns = NEVER
-    first_held = NONE
+    may_delay = has_batching_delay_rule = delayed = batching_delay_left_ns = batching_delay_requests = (
+        batching_delay_wait_ns
+    ) = pending_batching_delays = INT
+    next_batching_delay_ns = NEVER
+    first_delayed = NONE
     room = Room.blank()
     arrivals = Arrivals.blank()
-    free_requests = free_instances = free_blocks = free_messages = free_servers = gone = INT
+    free_requests = free_instances = free_micro_batches = free_messages = free_servers = gone = INT
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
     variance_is_stale = power_is_stale = 1
     jitter_salt = decision_salt = returned_salt = links_salt = poison_at = INT
     label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
     faults = fault_number = downtimes = downtimes_at = scratch_at = INT
-    credits = request_rows = request_rows_at = block_rows = block_rows_at = block_rows_room = INT
+    credits = request_rows = request_rows_at = micro_batch_rows = micro_batch_rows_at = micro_batch_rows_room = INT
     batch_rows = batch_rows_at = batch_rows_room = reading_rows = reading_rows_at = reading_rows_room = INT
     variances = variances_at = variances_room = INT
 
@@ -104,7 +111,7 @@ class Cluster(Record):
 class Times(Record):
     """The next times of events at a server, in the order at one instant (`sim.event_queue.Kind`)."""
 
-    transfer = block = start = end = load = unload = timer = telemetry = message = fault = slowdown = NEVER
+    transfer = micro_batch = start = end = load = unload = timer = telemetry = message = fault = slowdown = NEVER
 
 
 class Pending(Record):
@@ -116,10 +123,10 @@ class Pending(Record):
 class Server(Record):
     """A server; its waiting keys follow (`ORDER_AT`), then its queues, instances, reports and readings."""
 
-    index = knobs_at = device = INT
+    index = params_at = device = INT
     times = Times.blank()
     next_ns = NEVER
-    epoch = is_up = is_hung = INT
+    incarnation = is_up = is_hung = INT
     queued = sequence = running = keys = used_bytes = freeing_bytes = peak_bytes = INT
     utilization = REAL
     next_instance = next_batch = backed_off = INT
@@ -130,8 +137,8 @@ class Server(Record):
     failing = Pending.blank()
     factor = 1.0
     room_images = NONE
-    requests = blocks = INT
-    first_block = last_block = first_moving = last_moving = NONE
+    requests = micro_batches = INT
+    first_micro_batch = last_micro_batch = first_moving = last_moving = NONE
     first_arriving = last_arriving = first_back = last_back = NONE
     is_open = last_back_ns = messages = INT
     seen_vram_bytes = INT
@@ -168,7 +175,7 @@ class Instances(Record):
 class Report(Record):
     """A sensor's report in transfer."""
 
-    received_ns = sampled_ns = epoch = INT
+    received_ns = sampled_ns = incarnation = INT
     utilization = power_w = REAL
     vram_bytes = queue_length = INT
 
@@ -195,7 +202,7 @@ class Device(Record):
     is_extrapolated = extrapolated_ns = count = loads = INT
     first = last = NONE
     slowdown_salt = slowdown_number = is_slow = changes_at = changes = change = INT
-    chores_from_ns = chores_until_ns = paused_from_ns = passes_ended_ns = is_full = waiting_ns = INT
+    cpu_work_from_ns = cpu_work_until_ns = paused_from_ns = passes_ended_ns = is_full = waiting_ns = INT
 
 
 class Medium(Record):
@@ -231,30 +238,31 @@ class SlowdownChange(Record):
 # ----------------------------------------------------------------------------------------------------------- the pools
 
 
-class HoldMade(Record):
-    """A hold that a decision has begun, of the oldest request of its line, whose credit is still to come."""
+class BatchingDelayMade(Record):
+    """A batching delay that a decision has begun, of the oldest request of its per-key queue, whose credit is still to
+    come."""
 
     decision = tag = entered_ns = INT
     entered_j = REAL
 
 
 class Request(Record):
-    """A request in flight; its `Journey` follows if a run keeps records."""
+    """A request in flight; its `Trace` follows if a run keeps records."""
 
-    id = next = fifo_next = fifo_previous = line = entered_ns = INT
+    id = next = fifo_next = fifo_previous = batch_queue = entered_ns = INT
     entered_j = REAL
-    segment = previous_width = code = location = epoch = retries = block = position = sequence = INT
+    segment = previous_width = code = location = incarnation = retries = micro_batch = position = sequence = INT
     service_class = INT
     arrived_ns = INT
     arrived_j = REAL
     deadline_ns = INT
-    held_ns = holds = INT
-    first_hold = HoldMade.blank()
-    second_hold = HoldMade.blank()
-    third_hold = HoldMade.blank()
+    delayed_ns = batching_delays = INT
+    first_batching_delay = BatchingDelayMade.blank()
+    second_batching_delay = BatchingDelayMade.blank()
+    third_batching_delay = BatchingDelayMade.blank()
 
 
-class Journey(Record):
+class Trace(Record):
     """Further data for a request's record: its servers, its widths and its stages follow, by segment."""
 
     length = since_ns = lost_ns = stages = INT
@@ -279,44 +287,44 @@ class Instance(Record):
     is_frozen = cost_at = INT
 
 
-class Block(Record):
-    """A block in transfer or at its server; its moves and its members follow."""
+class MicroBatch(Record):
+    """A micro-batch in transfer or at its server; its moves and its members follow."""
 
     next = previous = next_moving = next_arriving = INT
-    decision = server = key = count = ended = moves = moving = line = tag = INT
+    decision = server = key = count = ended = moves = moving = batch_queue = tag = INT
     snapshot_ns = sent_ns = gathered_ns = due_ns = arrived_ns = INT
 
 
 class Message(Record):
     """Requests on their way back to the router, linked from `head` on, and the times of their batch."""
 
-    next = slot = server = epoch = number = head = count = reason = due_ns = INT
+    next = slot = server = incarnation = number = head = count = reason = due_ns = INT
     width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = loaded_bits = loading_bits = INT
 
 
 class Move(Record):
-    """Inputs of a block in transfer from one place."""
+    """Inputs of a micro-batch in transfer from one place."""
 
     end_ns = source = is_moving = INT
 
 
 class Member(Record):
-    """A member of a block; without `holds` and the following fields if no holds are possible."""
+    """A member of a micro-batch; without `batching_delays` and the following fields if there are none."""
 
     request = has_ended = source = span_ns = INT
     energy_j = accuracy = REAL
-    holds = INT
-    first_hold = HoldMade.blank()
-    second_hold = HoldMade.blank()
-    third_hold = HoldMade.blank()
+    batching_delays = INT
+    first_batching_delay = BatchingDelayMade.blank()
+    second_batching_delay = BatchingDelayMade.blank()
+    third_batching_delay = BatchingDelayMade.blank()
 
 
-class Line(Record):
-    """A line of the router's FIFO: requests that may share a block."""
+class BatchQueue(Record):
+    """A line of the router's FIFO: requests that may share a micro-batch."""
 
     head = tail = NONE
     count = is_held = since_ns = until_ns = requests = INT
-    next_held = previous_held = NONE
+    next_delayed = previous_delayed = NONE
 
 
 class Calendar(Record):
@@ -364,10 +372,10 @@ class RequestRow(Record):
     length = INT
 
 
-class BlockRow(Record):
-    """A block's record."""
+class MicroBatchRow(Record):
+    """A micro-batch's record."""
 
-    decision = line = server = key = count = snapshot_ns = sent_ns = arrived_ns = ended_ns = INT
+    decision = batch_queue = server = key = count = snapshot_ns = sent_ns = arrived_ns = ended_ns = INT
     latency_s = REAL
     reward = Terms.blank()
 
@@ -399,11 +407,13 @@ class DowntimeRow(Record):
 class Parameters(Record):
     """A cluster's parameters: the first record of their row."""
 
-    servers = devices = segments = places = widths = classes = keys = specs = lines = cap = group = moves = leaves = INT
+    servers = devices = segments = places = widths = classes = keys = specs = batch_queues = cap = micro_batch_size = (
+        moves
+    ) = leaves = INT
     media = INT
     decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
-    host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
-        returned_block_ns
+    host_devices_at = host_devices = after_pause_at = has_host = decision_micro_batch_ns = decision_image_ns = (
+        returned_micro_batch_ns
     ) = returned_image_ns = sent_permille = received_permille = INT
     spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
@@ -415,14 +425,18 @@ class Parameters(Record):
     samples = up_at = looked_at = freed_at = uplinks = observed_at = powers_at = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
-    devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
-    hold_rule_at = credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT
+    devices_at = media_at = micro_batches_at = micro_batches = micro_batch_size = members_at = batch_queues_at = (
+        faults_at
+    ) = faults = INT
+    batching_delay_rule_at = credits_at = candidates_at = parts_at = instances_at = instances = requests_at = (
+        requests
+    ) = INT
     messages_at = messages = INT
     request_size = member_size = INT
-    margin = server_knobs_at = device_models_at = logs_at = first_places_at = INT
+    margin = server_params_at = device_models_at = logs_at = first_places_at = INT
 
 
-class ServerKnobs(Record):
+class ServerParams(Record):
     """A server's settings, and its link."""
 
     batch_limit = vram_cap_bytes = INT
@@ -446,11 +460,11 @@ class DeviceModel(Record):
     awake_ns = period_ns = lag_ns = power_window = utilization_window = instance_costs_at = INT
     input_bytes_at = dispatch_ns = there_ns = back_ns = busy_dispatch_ns = busy_there_ns = busy_back_ns = INT
     slice_ns = fetch_ns = INT
-    extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
+    extra_at = has_cpu_work = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
         ended_image_ns
     ) = INT
-    chores_mw = beside_load = REAL
-    chores_permille = INT
+    cpu_work_mw = beside_load = REAL
+    cpu_work_permille = INT
     servers_at = server_count = INT
     mean_slowdown = REAL
     has_slowdown = INT
@@ -459,9 +473,9 @@ class DeviceModel(Record):
 
 
 class TakenCost(Record):
-    """The cost of receiving a block after some pause."""
+    """The cost of receiving a micro-batch after some pause."""
 
-    block_ns = image_ns = INT
+    micro_batch_ns = image_ns = INT
 
 
 class BatchCost(Record):
@@ -482,9 +496,11 @@ class InstanceCost(Record):
 
 
 class HeadSeen(Record):
-    """A router's view of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
+    """A router's view of the candidate micro-batch and of the whole cluster (`policies.vocabulary.ClusterView`)."""
 
-    segment = previous_width = location = candidates = entered_ns = fifo_length = completed = hold_left_ns = INT
+    segment = previous_width = location = candidates = entered_ns = fifo_length = completed = batching_delay_left_ns = (
+        INT
+    )
     late = goal_limit_ns = service_class = others_completed = INT
     accuracy_sum = goal_floor = goal_energy_weight = REAL
 
@@ -492,7 +508,7 @@ class HeadSeen(Record):
 class ServerSeen(Record):
     """A router's view of a server (`policies.vocabulary.ServerView`); its `WorkSeen` records follow."""
 
-    is_valid = requests = blocks = vram_bytes = loaded_bits = loading_bits = INT
+    is_valid = requests = micro_batches = vram_bytes = loaded_bits = loading_bits = INT
     utilization = power_w = REAL
     keys = INT
 

@@ -36,9 +36,9 @@ def device_of(run: RunRow, index: int) -> Device:
     return Device(run.cluster, run.shape.p.devices_at, index)
 
 
-def chores_ns(device: Device, now_ns: int) -> int:
+def cpu_work_ns(device: Device, now_ns: int) -> int:
     """Return how long the device's passes were stopped since its last change."""
-    return max(0, min(device.chores_until_ns, now_ns) - max(device.paused_from_ns, device.updated_ns))
+    return max(0, min(device.cpu_work_until_ns, now_ns) - max(device.paused_from_ns, device.updated_ns))
 
 
 def awake_ns(device: Device, stays_ns: int, now_ns: int) -> int:
@@ -51,8 +51,10 @@ def awake_ns(device: Device, stays_ns: int, now_ns: int) -> int:
 def energy_j(run: RunRow, index: int, ended_ns: int) -> float:
     """Return a device's energy since the run's start."""
     device, tables = device_of(run, index), run.program.cluster.devices[index]
-    elapsed_ns, chored_ns = ended_ns - device.updated_ns, chores_ns(device, ended_ns)
-    drawn_mw_ns = device.power_mw * (elapsed_ns - chored_ns) + max(device.power_mw, tables.chores_mw) * chored_ns
+    elapsed_ns, cpu_work_done_ns = ended_ns - device.updated_ns, cpu_work_ns(device, ended_ns)
+    drawn_mw_ns = (
+        device.power_mw * (elapsed_ns - cpu_work_done_ns) + max(device.power_mw, tables.cpu_work_mw) * cpu_work_done_ns
+    )
     drawn_mw_ns += tables.awake_mw * awake_ns(device, tables.awake_ns, ended_ns)
     return (device.energy_mw_ns + drawn_mw_ns) / NS_PER_S / 1000
 
@@ -203,9 +205,9 @@ def _server_totals(run: RunRow, index: int) -> ServerTotals:
     spec, ended_ns = run.program.cluster.servers[index], run.cluster.ended_ns
     server, device = Server(c, p.servers_at + index * p.server_size), device_of(run, spec.device)
     tables = run.program.cluster.devices[spec.device]
-    chored_ns, busy_permille = chores_ns(device, ended_ns), max(device.busy_permille, tables.chores_permille)
-    busy = device.busy_permille_ns + device.busy_permille * (ended_ns - device.updated_ns - chored_ns)
-    busy += busy_permille * chored_ns
+    cpu_work_done_ns, busy_permille = cpu_work_ns(device, ended_ns), max(device.busy_permille, tables.cpu_work_permille)
+    busy = device.busy_permille_ns + device.busy_permille * (ended_ns - device.updated_ns - cpu_work_done_ns)
+    busy += busy_permille * cpu_work_done_ns
     return ServerTotals(
         name=spec.name,
         device=spec.device,

@@ -21,8 +21,8 @@ from policies.observation import Waits
 from sim.cluster_env import Figures
 from sim.compiled.cluster_rows import addressed, program_of
 from sim.compiled.compiled_run import RunRow
-from sim.compiled.event_loop import advance, decide, decide_to_hold
-from sim.compiled.row_access import code_of, knobs_of, place_of, request_at, server_at, write_observation
+from sim.compiled.event_loop import advance, decide, decide_to_delay
+from sim.compiled.row_access import code_of, params_of, place_of, request_at, server_at, write_observation
 from sim.compiled.row_layout import ASKED, ENDED, NO_CURVE, NO_TUPLE, Cluster, Credit, Parameters, problem_of
 from sim.compiled.run_figures import run_columns
 from sim.simulated_cluster import ClusterSpec, RunSpec
@@ -37,22 +37,22 @@ _REST, _GO_ON, _ANSWER = range(3)  # a cluster's task in a call
 class _Outputs:
     """The outputs of a call, for each cluster."""
 
-    def __init__(self, clusters: int, servers: int, widths: int, holds: int) -> None:
+    def __init__(self, clusters: int, servers: int, widths: int, batching_delays: int) -> None:
         self.observations = np.zeros((clusters, 2 + 3 * servers), np.float32)
         self.rewards = np.zeros(clusters)
         self.replaced = np.zeros(clusters, np.bool_)
         self.decisions = np.zeros(clusters, np.int64)
         self.server_masks = np.zeros((clusters, servers), np.bool_)
         self.width_masks = np.zeros((clusters, servers, widths), np.bool_)
-        self.hold_masks = np.zeros((clusters, holds), np.bool_)
+        self.batching_delay_masks = np.zeros((clusters, batching_delays), np.bool_)
         self.counts = np.zeros(clusters, np.int64)  # of the credits
         self.credited, self.credits = np.zeros((clusters, 0), np.int64), np.zeros((clusters, 0))
 
-    def masks(self, groups: int) -> Bools:
+    def masks(self, micro_batch_sizes: int) -> Bools:
         """Return `SlimClusterEnv.action_masks` of each cluster with a pending decision: (E, N + W + G [+ 1 + H])."""
         widths = (self.width_masks & self.server_masks[:, :, None]).any(axis=1)
-        free = np.ones((len(self.counts), groups), np.bool_)
-        return np.concatenate([self.server_masks, widths, free, self.hold_masks], axis=1)
+        free = np.ones((len(self.counts), micro_batch_sizes), np.bool_)
+        return np.concatenate([self.server_masks, widths, free, self.batching_delay_masks], axis=1)
 
     def make_room(self, credits: int) -> None:
         """Allocate for this number of credits of each cluster."""
@@ -81,13 +81,15 @@ def _legal(c: Cluster, p: Parameters, server: int, width: int) -> int:
 
 
 @kernel
-def _write_masks(c: Cluster, p: Parameters, e: int, server_masks: Bools, width_masks: Bools, hold_masks: Bools) -> None:
+def _write_masks(
+    c: Cluster, p: Parameters, e: int, server_masks: Bools, width_masks: Bools, batching_delay_masks: Bools
+) -> None:
     """Write the action masks (`policies.observation.masks`, `Waits.mask`)."""
-    for hold in range(hold_masks.shape[1]):
-        hold_masks[e, hold] = hold == 0 or c.hold_left_ns > 0
+    for batching_delay in range(batching_delay_masks.shape[1]):
+        batching_delay_masks[e, batching_delay] = batching_delay == 0 or c.batching_delay_left_ns > 0
     place = place_of(p, request_at(c, p, c.slot))
     for index in range(p.servers):
-        held = ints(p)[knobs_of(p, server_at(c, p, index)).codes_at + place]
+        held = ints(p)[params_of(p, server_at(c, p, index)).codes_at + place]
         server_masks[e, index] = code_of(c, p, index, place) != 0
         for width in range(p.widths):
             width_masks[e, index, width] = (held >> width) & 1 == 1
@@ -106,15 +108,15 @@ def _take_credits(c: Cluster, p: Parameters, e: int, credited: Ints, credits: Re
 
 
 @kernel
-def _answer(c: Cluster, p: Parameters, action: Ints, groups: Ints, waits_ns: Ints) -> bool:
+def _answer(c: Cluster, p: Parameters, action: Ints, micro_batch_sizes: Ints, waits_ns: Ints) -> bool:
     """Decide by an action made legal (`SlimClusterEnv._legal`); returns whether it had to be replaced."""
-    hold = action[3] if len(waits_ns) else 0
-    if hold and c.hold_left_ns > 0:
-        decide_to_hold(c, p, groups, waits_ns[hold - 1])
+    batching_delay = action[3] if len(waits_ns) else 0
+    if batching_delay and c.batching_delay_left_ns > 0:
+        decide_to_delay(c, p, micro_batch_sizes, waits_ns[batching_delay - 1])
         return False
     legal = _legal(c, p, action[0], action[1])
-    decide(c, p, legal // p.widths, legal % p.widths, groups[action[2]])
-    return bool(hold > 0 or legal != action[0] * p.widths + action[1])
+    decide(c, p, legal // p.widths, legal % p.widths, micro_batch_sizes[action[2]])
+    return bool(batching_delay > 0 or legal != action[0] * p.widths + action[1])
 
 
 @entry
@@ -123,7 +125,7 @@ def step_clusters(
     parameters: Ints,
     tasks: Ints,
     actions: Ints,
-    groups: Ints,
+    micro_batch_sizes: Ints,
     waits_ns: Ints,
     status: Ints,
     observations: Singles,
@@ -132,7 +134,7 @@ def step_clusters(
     decisions: Ints,
     server_masks: Bools,
     width_masks: Bools,
-    hold_masks: Bools,
+    batching_delay_masks: Bools,
     counts: Ints,
     credited: Ints,
     credits: Reals,
@@ -148,7 +150,7 @@ def step_clusters(
             continue
         c, p = Cluster(rows[e]), Parameters(parameters[e])
         if tasks[e] == _ANSWER:
-            replaced[e] = _answer(c, p, actions[e], groups, waits_ns)
+            replaced[e] = _answer(c, p, actions[e], micro_batch_sizes, waits_ns)
         status[e] = advance(c, p)
         if status[e] != ASKED and status[e] != ENDED:
             continue
@@ -157,27 +159,28 @@ def step_clusters(
         if status[e] == ASKED:
             decisions[e] = c.decision
             write_observation(c, p, out, e * size)
-            _write_masks(c, p, e, server_masks, width_masks, hold_masks)
+            _write_masks(c, p, e, server_masks, width_masks, batching_delay_masks)
         else:
             observations[e] = 0.0
             decisions[e] = 0
-            server_masks[e] = width_masks[e] = hold_masks[e] = False
+            server_masks[e] = width_masks[e] = batching_delay_masks[e] = False
 
 
 class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """Clusters that are stepped together; see `sim.cluster_env.SlimClusterEnv` for their observations and rewards.
 
-    A step takes actions (E, 3), or (E, 4) with `holds_s`, and returns observations (E, 2 + 3 N) float32, rewards (E,)
-    float64, terminations and truncations (E,) bool, and infos: `decision`, `server_mask`, `width_mask`, `hold_mask`
-    (with `holds_s`), `replaced` and `credits` (an object array of lists), each with its `_key` mask of the clusters
-    that have it; at the end of an episode `figures` as well, a dictionary of arrays. A cluster whose episode has ended
-    is reset by the following step, whatever its action (Gymnasium's `AutoresetMode.NEXT_STEP`).
+    A step takes actions (E, 3), or (E, 4) with `batching_delays_s`, and returns observations (E, 2 + 3 N) float32,
+    rewards (E,) float64, terminations and truncations (E,) bool, and infos: `decision`, `server_mask`, `width_mask`,
+    `batching_delay_mask` (with `batching_delays_s`), `replaced` and `credits` (an object array of lists), each with its
+    `_key` mask of the clusters that have it; at the end of an episode `figures` as well, a dictionary of arrays. A
+    cluster whose episode has ended is reset by the following step, whatever its action (Gymnasium's
+    `AutoresetMode.NEXT_STEP`).
 
     Args:
         cluster: the cluster to simulate.
         plan: returns the run of a seed.
         num_envs: clusters, E.
-        holds_s: the waits to choose from, in seconds, ascending; empty for no holds.
+        batching_delays_s: the waits to choose from, in seconds, ascending; empty for no batching delays.
         figures: returns the figures of a run that has ended; without it runs keep no requests.
 
     Raises:
@@ -192,20 +195,25 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         cluster: ClusterSpec,
         plan: Callable[[int], RunSpec],
         num_envs: int = 1,
-        holds_s: Sequence[float] = (),
+        batching_delays_s: Sequence[float] = (),
         figures: Figures | None = None,
     ) -> None:
         config = cluster.router
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(0.0, 50.0, (2 + 3 * config.servers,), np.float32)
-        waits = Waits.within(holds_s, config)
-        choices = [config.servers, len(config.widths), len(config.groups), *([waits.choices] if holds_s else [])]
+        waits = Waits.within(batching_delays_s, config)
+        choices = [
+            config.servers,
+            len(config.widths),
+            len(config.micro_batch_sizes),
+            *([waits.choices] if batching_delays_s else []),
+        ]
         self.single_action_space = gymnasium.spaces.MultiDiscrete(choices)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._program, self._plan = program_of(cluster), plan
         self._figures = figures
-        self._choices, self._groups = np.array(choices), np.array(config.groups, np.int64)
+        self._choices, self._micro_batch_sizes = np.array(choices), np.array(config.micro_batch_sizes, np.int64)
         self._waits_ns = np.array(waits.waits_ns, np.int64)
         self._runs = [self._run(0)] * num_envs
         self._generators: list[np.random.Generator | None] = [None] * num_envs
@@ -259,7 +267,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def action_masks(self) -> Bools:
         """Return the action masks, part by part; a row is `SlimClusterEnv.action_masks`: (E, N + W + G [+ 1 + H])."""
         is_asked = (self._status == ASKED)[:, None]
-        return np.asarray(self._out.masks(len(self._groups)) | ~is_asked)
+        return np.asarray(self._out.masks(len(self._micro_batch_sizes)) | ~is_asked)
 
     def _checked(self, actions: Any) -> Actions:
         """Raise `ValueError` for actions outside the space, naming the first."""
@@ -300,9 +308,9 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             actions = np.zeros((self.num_envs, len(self._choices)), np.int64)
         while True:
             step_clusters(
-                self._rows, self._parameters, self._tasks, actions, self._groups, self._waits_ns, self._status,
-                out.observations, out.rewards, out.replaced, out.decisions, out.server_masks, out.width_masks,
-                out.hold_masks, out.counts, out.credited, out.credits,
+                self._rows, self._parameters, self._tasks, actions, self._micro_batch_sizes, self._waits_ns,
+                self._status, out.observations, out.rewards, out.replaced, out.decisions, out.server_masks,
+                out.width_masks, out.batching_delay_masks, out.counts, out.credited, out.credits,
             )  # fmt: skip
             stopped = (self._tasks != _REST) & (self._status != ASKED) & (self._status != ENDED)
             self._tasks[:] = _REST
@@ -331,8 +339,8 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             infos |= {"width_mask": out.width_masks & due[:, None, None]}
             names = ["decision", "server_mask", "width_mask"]
             if len(self._waits_ns):
-                infos |= {"hold_mask": out.hold_masks & due[:, None]}
-                names.append("hold_mask")
+                infos |= {"batching_delay_mask": out.batching_delay_masks & due[:, None]}
+                names.append("batching_delay_mask")
             masks |= {key: due.copy() for key in names}
         ended = selected & (self._status == ENDED)
         if ended.any():

@@ -228,27 +228,31 @@ def test_routers_are_tuned_and_compared_on_runs_like_the_measured_ones(path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "block"), [("bursts", 4), ("crowd", 8), ("day", 4), ("dying-server", 4), ("memory", 4), ("straggler", 4)]
+    ("name", "micro_batch"),
+    [("bursts", 4), ("crowd", 8), ("day", 4), ("dying-server", 4), ("memory", 4), ("straggler", 4)],
 )
-def test_the_highest_burst_leaves_the_router_room(name: str, block: int, tmp_path: Path) -> None:
+def test_the_highest_burst_leaves_the_router_room(name: str, micro_batch: int, tmp_path: Path) -> None:
     """In the fullest second of all measured runs at most 0.6 of what the router carries arrives.
 
-    It is so in blocks of `block` images or more, each back in one message. What a tuned hold makes is known only when
+    It is so in micro-batches of `micro_batch` images or more, each back in one message. What a tuned hold makes is
+    known only when
     it is tuned: nobody waits for fewer than `FEWEST`, but some may not wait at all.
     """
     world = make_world(load_scenario(LIVE / f"{name}.yaml"), tmp_path)  # of the shipped host, whatever was run here
     assert world.cluster.host is not None, "what the router's process costs was measured"
     assert world.mean_rate_img_s is not None
     peak_img_s = max(float(max(window_rates_img_s(world, seed))) for seed in world.scenario.validate_.seeds)
-    groups = world.cluster.router.groups
+    micro_batch_sizes = world.cluster.router.micro_batch_sizes
     shares = {}
-    for at, group in enumerate(groups):
-        limited = replace(world.cluster, router=replace(world.cluster.router, groups=groups[: at + 1]))
+    for at, micro_batch_size in enumerate(micro_batch_sizes):
+        limited = replace(
+            world.cluster, router=replace(world.cluster.router, micro_batch_sizes=micro_batch_sizes[: at + 1])
+        )
         load = router_load_of(replace(world, cluster=limited))
         assert load is not None
-        shares[group] = load.share * peak_img_s / world.mean_rate_img_s
-    assert min(group for group, share in shares.items() if share <= ROOM) == block, shares
-    assert block >= FEWEST
+        shares[micro_batch_size] = load.share * peak_img_s / world.mean_rate_img_s
+    assert min(micro_batch_size for micro_batch_size, share in shares.items() if share <= ROOM) == micro_batch, shares
+    assert micro_batch >= FEWEST
 
 
 @pytest.mark.parametrize("path", sorted(LIVE.glob("*-cpu.yaml")), ids=lambda path: path.stem)

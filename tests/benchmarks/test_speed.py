@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.speed.harness import in_turns
-from hw.agent.instances import Instances
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SLIMRESNETS, SlimResNet
+from hw.worker.instances import Instances
 from policies.vocabulary import IMAGE
 
 

@@ -45,5 +45,8 @@ def test_each_number_but_the_dial_is_set_to_nothing(tmp_path: Path, monkeypatch:
     of = {row.split()[0]: row for row in rows[1:]}
     assert [*of] == [name for name in defaults if name != "level"]
     assert of["rise"].count("behind for certain in 1 of 1 cases, ahead in 0; median +50.0 % (+50 to +50)") == 4
-    assert of["hold_units"].count("behind for certain in 0 of 1 cases, ahead in 0; median +0.0 % (+0 to +0)") == 4
+    assert (
+        of["batching_delay_units"].count("behind for certain in 0 of 1 cases, ahead in 0; median +0.0 % (+0 to +0)")
+        == 4
+    )
     assert of["stay"].count("1 not compared: floor missed, or images unserved") == 4

@@ -1,4 +1,4 @@
-"""A device of known physics for the tests of calibration: no process, no real time, chosen alpha, beta and jitter."""
+"""A device whose model is known, for tests of calibration: no process, no real time, chosen alpha, beta and jitter."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from hw.telemetry.nvml import TIMINGS
 from kit.errors import InputError
 from policies.vocabulary import Provenance
 from sim.device_profile import LatencyCurve, Profile
-from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeNvml, FakeNvmlDevice, Handle
 
 COSTS = costs_of(Network("slimresnet18").build(), "slimresnet18", "0")
 PROFILES = {name: synthesize(GPUS[name], COSTS, 128) for name in GPUS}
@@ -147,10 +147,12 @@ def test_the_sensor_is_what_a_calibration_would_state(name: str) -> None:
     """A board of the same architecture: one table of sensors, and no GPU of an architecture that nobody measured."""
     assert GPUS[name].architecture in TIMINGS
     make = {make.architecture.title(): make for make in (MAXWELL, VOLTA, TURING, AMPERE, HOPPER)}
-    board = FakeBoard(make.get(GPUS[name].architecture, AMPERE))  # Ada's sensor is as Ampere's
+    nvml_device = FakeNvmlDevice(make.get(GPUS[name].architecture, AMPERE))  # Ada's sensor is as Ampere's
     sensor = PROFILES[name].sensor
     assert sensor == sensor_model(
-        DeviceSpec(kind="cuda"), sensor.period_s, NvmlSensor(FakeNvml(board), Handle(board), board.now_ns)
+        DeviceSpec(kind="cuda"),
+        sensor.period_s,
+        NvmlSensor(FakeNvml(nvml_device), Handle(nvml_device), nvml_device.now_ns),
     )
 
 

@@ -1,4 +1,4 @@
-"""The fit recovers the physics of a device whose physics is known, and never looks at what was held out."""
+"""The fit recovers the device model of a device whose device model is known, and never looks at what was held out."""
 
 from __future__ import annotations
 

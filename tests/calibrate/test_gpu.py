@@ -13,9 +13,9 @@ from calibrate.fresh_points import captured_here
 from calibrate.measurement_plan import EFFORTS, PATHS, CalibrationPlan, Extras, InstancePoints, make_plan, powers_of_two
 from calibrate.plan_execution import Measurements, measure
 from calibrate.profile_fit import CONCURRENCY_ERROR, ENERGY_ERROR, PATH_ERROR, REPEATABILITY, SOLO_ERROR, fit
-from hw.agent.instances import Way
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
+from hw.worker.instances import Way
 from kit.errors import InputError
 from sim.device_profile import Profile
 from sim.device_tables import compile_tables
@@ -46,8 +46,8 @@ def test_what_is_served_is_what_is_measured(tmp_path: Path, limit: int) -> None:
     path = tmp_path / "log"
     found = profile_of(FakeBench(), path, limit=limit)
     wanted = CalibrationRequest(ModelFile(path), DeviceSpec("cuda"), 60.0, limit, tmp_path / "none")
-    block_s = dict.fromkeys(powers_of_two(limit), 1.0)
-    loaded = settled(wanted, lambda file, ways, batches: [Way(ways[0], block_s, 1.0)])[0].device
+    micro_batch_s = dict.fromkeys(powers_of_two(limit), 1.0)
+    loaded = settled(wanted, lambda file, ways, batches: [Way(ways[0], micro_batch_s, 1.0)])[0].device
     assert isinstance(loaded, DeviceSpec)
     served = compile_tables(found, limit).padded_sizes
     assert served == found.padded_sizes == loaded.warm_sizes

@@ -29,7 +29,7 @@ from calibrate.power_meter import (
 from hw.telemetry import NvmlSensor, Reading, Sensor
 from kit.errors import WorkError
 from policies.vocabulary import Provenance
-from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make, seen_over
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeNvml, FakeNvmlDevice, Handle, Make, seen_over
 
 POLLED: Mapping[str, Provenance] = {"power_w": Provenance.POLLED}
 
@@ -91,33 +91,33 @@ def test_a_utilization_above_one_ends_a_measurement() -> None:
 class Rig:
     """A board with a meter on it, on the board's own clock."""
 
-    board: FakeBoard
+    nvml_device: FakeNvmlDevice
     meter: Meter
 
     @classmethod
-    def of(cls, board: FakeBoard) -> Rig:
-        sensor = NvmlSensor(FakeNvml(board), Handle(board), board.now_ns)
-        return cls(board, Meter("cuda:0", sensor, board.limit_w, rise_s(sensor)))
+    def of(cls, nvml_device: FakeNvmlDevice) -> Rig:
+        sensor = NvmlSensor(FakeNvml(nvml_device), Handle(nvml_device), nvml_device.now_ns)
+        return cls(nvml_device, Meter("cuda:0", sensor, nvml_device.limit_w, rise_s(sensor)))
 
     def test(self) -> SelfTest:
         """The self-test; the load is the board's."""
 
         def load(seconds: float) -> float:
-            self.board.load = 0.8
+            self.nvml_device.load = 0.8
             return seconds
 
         def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
             seconds = act()
             assert isinstance(seconds, float)
-            return seen_over(self.board, sensor, seconds, 0.01)
+            return seen_over(self.nvml_device, sensor, seconds, 0.01)
 
-        return self_test(self.meter, seen_over(self.board, self.meter.sensor, 1.5, 0.01), load, look)
+        return self_test(self.meter, seen_over(self.nvml_device, self.meter.sensor, 1.5, 0.01), load, look)
 
 
 @pytest.mark.parametrize("make", [VOLTA, TURING, AMPERE, HOPPER])
 def test_an_honest_board_passes_the_self_test(make: Make) -> None:
     """Counter and polling agree although one goes in steps and the other lags: no architecture is flagged."""
-    tested = Rig.of(FakeBoard(make, rise_s=0.1)).test()
+    tested = Rig.of(FakeNvmlDevice(make, rise_s=0.1)).test()
     assert tested.trust == SensorTrust()
     assert tested.text.startswith("counter against polling: ")
     assert "idle" in tested.text
@@ -128,13 +128,13 @@ def test_an_honest_board_passes_the_self_test(make: Make) -> None:
 @pytest.mark.parametrize("factor, trusted", [(1.02, True), (0.98, True), (1.06, False), (0.9, False), (1.5, False)])
 def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted: bool) -> None:
     """More than 3 % apart: flagged with the metric, and polling is used from then on."""
-    rig = Rig.of(FakeBoard(TURING, counter_factor=factor))
+    rig = Rig.of(FakeNvmlDevice(TURING, counter_factor=factor))
     tested = rig.test()
     assert tested.trust == SensorTrust(counter=trusted)
     assert bool(tested.warnings) != trusted
     meter = replace(rig.meter, trust=tested.trust)
-    power = meter.mean(seen_over(rig.board, meter.sensor, 3.0), meter.rise_s)
-    true_w = rig.board.idle_w + 0.8 * (rig.board.busy_w - rig.board.idle_w)
+    power = meter.mean(seen_over(rig.nvml_device, meter.sensor, 3.0), meter.rise_s)
+    true_w = rig.nvml_device.idle_w + 0.8 * (rig.nvml_device.busy_w - rig.nvml_device.idle_w)
     if not trusted:
         off = f"{100 * (factor - 1):+.0f}"[:-1]
         assert off in tested.text
@@ -153,27 +153,27 @@ def test_trust_survives_a_profiles_stamps(counter: bool, polling: bool, utilizat
 @pytest.mark.parametrize(
     "board, trust, words, is_warned",
     [
-        (FakeBoard(MAXWELL), SensorTrust(counter=False), "no energy counter; polled power is used", False),
+        (FakeNvmlDevice(MAXWELL), SensorTrust(counter=False), "no energy counter; polled power is used", False),
         (
-            FakeBoard(HOPPER, stuck_w=42.0),
+            FakeNvmlDevice(HOPPER, stuck_w=42.0),
             SensorTrust(polling=False),
             "the power sensor says 42 W whether the device is idle or busy; the energy counter is used",
             True,
         ),
         (
-            FakeBoard(MAXWELL, stuck_w=42.0),
+            FakeNvmlDevice(MAXWELL, stuck_w=42.0),
             SensorTrust(counter=False, polling=False),
             "whether the device is idle or busy; no energy counter; power is assumed, not measured",
             True,
         ),
         (
-            FakeBoard(TURING, counter_factor=0.0),
+            FakeNvmlDevice(TURING, counter_factor=0.0),
             SensorTrust(counter=False),
             "the energy counter stands still under load; polled power is used",
             True,
         ),
         (
-            FakeBoard(HOPPER, power_mw=lambda _: 4294967295),  # an unsigned -1
+            FakeNvmlDevice(HOPPER, power_mw=lambda _: 4294967295),  # an unsigned -1
             SensorTrust(polling=False),
             "the power sensor said 4.29497e+06 W at a limit of 500 W, which is nonsense; the energy counter is used",
             True,
@@ -181,10 +181,10 @@ def test_trust_survives_a_profiles_stamps(counter: bool, polling: bool, utilizat
     ],
 )
 def test_a_sensor_that_lacks_or_lies_is_not_used(
-    board: FakeBoard, trust: SensorTrust, words: str, is_warned: bool
+    nvml_device: FakeNvmlDevice, trust: SensorTrust, words: str, is_warned: bool
 ) -> None:
     """What is told is used in its place; a board that has no counter is no broken one."""
-    tested = Rig.of(board).test()
+    tested = Rig.of(nvml_device).test()
     assert tested.trust == trust
     assert tested.text.endswith(words)
     assert bool(tested.warnings) == is_warned
@@ -193,17 +193,17 @@ def test_a_sensor_that_lacks_or_lies_is_not_used(
 def test_a_utilization_that_never_changes_is_left_out() -> None:
     """Whatever it says; power is not concerned."""
     for percent in (0.0, 100.0, 250.0):
-        tested = Rig.of(FakeBoard(HOPPER, utilization_pct=lambda _, always=percent: always)).test()  # type: ignore[misc]
+        tested = Rig.of(FakeNvmlDevice(HOPPER, utilization_pct=lambda _, always=percent: always)).test()  # type: ignore[misc]
         assert tested.trust == SensorTrust(utilization=False)
         assert tested.warnings[0].endswith("utilization is left out")
 
 
 def test_a_device_that_is_lost_is_named() -> None:
     """In the self-test, and in a measurement."""
-    rig = Rig.of(FakeBoard())
-    seen = seen_over(rig.board, rig.meter.sensor, 1.0)
-    rig.board.lost = True
-    lost = seen_over(rig.board, rig.meter.sensor, 1.0)
+    rig = Rig.of(FakeNvmlDevice())
+    seen = seen_over(rig.nvml_device, rig.meter.sensor, 1.0)
+    rig.nvml_device.lost = True
+    lost = seen_over(rig.nvml_device, rig.meter.sensor, 1.0)
     with pytest.raises(WorkError, match="cuda:0 is lost"):
         rig.meter.mean([*seen, *lost], 0.5)
     with pytest.raises(WorkError, match="cuda:0 is lost"):
@@ -213,23 +213,23 @@ def test_a_device_that_is_lost_is_named() -> None:
 @pytest.mark.parametrize("make", [MAXWELL, VOLTA, TURING, AMPERE, HOPPER])
 def test_a_power_point_is_past_its_rise_on_every_architecture(make: Make) -> None:
     """Steady load from the first look on: the mean is the true power within 1 %, slow sensor or not."""
-    board = FakeBoard(make, rise_s=0.1)
-    rig = Rig.of(board)
-    board.load = 1.0
-    power = rig.meter.mean(seen_over(board, rig.meter.sensor, 3.0), rig.meter.rise_s)
-    assert power.power_w == pytest.approx(board.busy_w, rel=0.01)
+    nvml_device = FakeNvmlDevice(make, rise_s=0.1)
+    rig = Rig.of(nvml_device)
+    nvml_device.load = 1.0
+    power = rig.meter.mean(seen_over(nvml_device, rig.meter.sensor, 3.0), rig.meter.rise_s)
+    assert power.power_w == pytest.approx(nvml_device.busy_w, rel=0.01)
     assert power.provenance == (Provenance.POLLED if make == MAXWELL else Provenance.MEASURED)
 
 
 def test_a_power_point_keeps_what_else_the_board_tells() -> None:
     """How full the multiprocessors were, and whether the clocks were held down."""
-    board = FakeBoard(HOPPER)
-    rig = Rig.of(board)
-    board.load = 1.0
+    nvml_device = FakeNvmlDevice(HOPPER)
+    rig = Rig.of(nvml_device)
+    nvml_device.load = 1.0
     seen = [
         replace(look, details=rig.meter.sensor.details())
         for _ in range(5)
-        for look in seen_over(board, rig.meter.sensor, 0.2, 0.2)
+        for look in seen_over(nvml_device, rig.meter.sensor, 0.2, 0.2)
     ]
     power = rig.meter.mean(seen, 0.5)
     assert [power.sm_utilization, power.sm_occupancy, power.dram_bandwidth] == pytest.approx([0.8, 0.3, 0.1])
@@ -239,22 +239,22 @@ def test_a_power_point_keeps_what_else_the_board_tells() -> None:
 @pytest.mark.parametrize("counter_period_s", [0.02, 0.1, 0.5])
 def test_the_counters_period_does_not_bias_the_mean(counter_period_s: float) -> None:
     """From its first to its last step; arbitrary instants would be wrong by up to a period at each end."""
-    board = FakeBoard(replace(HOPPER, counter_period_s=counter_period_s), rise_s=0.001)
-    rig = Rig.of(board)
-    board.load = 1.0
-    board.advance(1.0)
-    counted = rig.meter.mean(seen_over(board, rig.meter.sensor, 2.23), 0.0)
-    assert counted.power_w == pytest.approx(board.busy_w, rel=0.005)
+    nvml_device = FakeNvmlDevice(replace(HOPPER, counter_period_s=counter_period_s), rise_s=0.001)
+    rig = Rig.of(nvml_device)
+    nvml_device.load = 1.0
+    nvml_device.advance(1.0)
+    counted = rig.meter.mean(seen_over(nvml_device, rig.meter.sensor, 2.23), 0.0)
+    assert counted.power_w == pytest.approx(nvml_device.busy_w, rel=0.005)
 
 
 # ------------------------------------------------------------------------------------------------- clocks that fall
 
 
 def _after_a_load(make: Make, fall_s: float, awake_w: float | None = 110.0) -> Rig:
-    rig = Rig.of(FakeBoard(make, rise_s=0.05, fall_s=fall_s, awake_w=awake_w))
-    rig.board.load = 0.8
-    rig.board.advance(3.0)
-    rig.board.load = 0.0
+    rig = Rig.of(FakeNvmlDevice(make, rise_s=0.05, fall_s=fall_s, awake_w=awake_w))
+    rig.nvml_device.load = 0.8
+    rig.nvml_device.advance(3.0)
+    rig.nvml_device.load = 0.0
     return rig
 
 
@@ -263,74 +263,78 @@ def _after_a_load(make: Make, fall_s: float, awake_w: float | None = 110.0) -> R
 def test_how_long_clocks_stay_up_is_seen(make: Make, seconds: float) -> None:
     """From the end of the load, whatever the reading's lag, to half a second."""
     rig = _after_a_load(make, seconds)
-    seen = seen_over(rig.board, rig.meter.sensor, 10.0)
+    seen = seen_over(rig.nvml_device, rig.meter.sensor, 10.0)
     assert fall_s(seen, rig.meter.rise_s) == pytest.approx(seconds, abs=0.6)
 
 
 def test_what_does_not_fall_has_no_such_state() -> None:
     """Nor has a device whose power nobody tells."""
     rig = _after_a_load(HOPPER, 0.0, None)
-    assert fall_s(seen_over(rig.board, rig.meter.sensor, 6.0), rig.meter.rise_s) == 0.0
+    assert fall_s(seen_over(rig.nvml_device, rig.meter.sensor, 6.0), rig.meter.rise_s) == 0.0
     assert fall_s(looks([None] * 8, [None] * 8), 0.0) == 0.0
 
 
 def test_idle_is_looked_at_when_it_is_flat() -> None:
     """While clocks are up power is flat, too: so it is waited for only while it falls."""
     rig = _after_a_load(HOPPER, 0.0, None)
-    rig.board.rise_s = 3.0  # it falls slowly
+    rig.nvml_device.rise_s = 3.0  # it falls slowly
 
     def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
         seconds = act()
         assert isinstance(seconds, float)
-        return seen_over(rig.board, sensor, seconds, 0.01)
+        return seen_over(rig.nvml_device, sensor, seconds, 0.01)
 
     waited_s = wait_until_flat(rig.meter.sensor, lambda seconds: seconds, look)
     assert 5.0 <= waited_s <= MAX_FALL_S
-    assert rig.meter.sensor.sample().power_w == pytest.approx(rig.board.idle_w, rel=0.08)
+    assert rig.meter.sensor.sample().power_w == pytest.approx(rig.nvml_device.idle_w, rel=0.08)
     assert wait_until_flat(Sensor(), lambda seconds: seconds, lambda *_: []) == FLAT_LOOK_S
 
 
 def test_a_counter_that_begins_anew_is_not_used_over_that_time() -> None:
     """A driver was loaded: what lies before is gone."""
-    rig = Rig.of(FakeBoard(TURING))
-    seen = seen_over(rig.board, rig.meter.sensor, 2.0)
-    rig.board.load_driver_again()
-    seen += seen_over(rig.board, rig.meter.sensor, 2.0)
+    rig = Rig.of(FakeNvmlDevice(TURING))
+    seen = seen_over(rig.nvml_device, rig.meter.sensor, 2.0)
+    rig.nvml_device.load_driver_again()
+    seen += seen_over(rig.nvml_device, rig.meter.sensor, 2.0)
     power = rig.meter.mean(seen, 0.5)
     assert power.provenance == Provenance.POLLED
-    assert power.power_w == pytest.approx(rig.board.idle_w, rel=0.02)
+    assert power.power_w == pytest.approx(rig.nvml_device.idle_w, rel=0.02)
 
 
 def test_slow_calls_of_a_sensor_do_not_bend_its_counter() -> None:
     """Each takes 10 ms, and a look takes several: the counter is read first, at the time that it is given."""
-    rig = Rig.of(FakeBoard(HOPPER, call_s=0.01))
-    rig.board.load = 0.8
-    rig.board.advance(1.0)
-    true_w = rig.board.idle_w + 0.8 * (rig.board.busy_w - rig.board.idle_w)
-    assert rig.meter.mean(seen_over(rig.board, rig.meter.sensor, 4.0), 1.0).power_w == pytest.approx(true_w, rel=0.02)
+    rig = Rig.of(FakeNvmlDevice(HOPPER, call_s=0.01))
+    rig.nvml_device.load = 0.8
+    rig.nvml_device.advance(1.0)
+    true_w = rig.nvml_device.idle_w + 0.8 * (rig.nvml_device.busy_w - rig.nvml_device.idle_w)
+    assert rig.meter.mean(seen_over(rig.nvml_device, rig.meter.sensor, 4.0), 1.0).power_w == pytest.approx(
+        true_w, rel=0.02
+    )
 
 
 def test_a_part_time_counter_is_right_about_steady_loads_alone() -> None:
     """It sees the last 25 of each 100 ms: bursts in step with that alias, and counter and polling agree about them."""
-    rig = Rig.of(FakeBoard(HOPPER, part_time=True, rise_s=0.002))
-    rig.board.load = 0.5
-    steady = rig.meter.mean(seen_over(rig.board, rig.meter.sensor, 3.0), 1.0)
-    assert steady.power_w == pytest.approx(rig.board.idle_w + 0.5 * (rig.board.busy_w - rig.board.idle_w), rel=0.02)
+    rig = Rig.of(FakeNvmlDevice(HOPPER, part_time=True, rise_s=0.002))
+    rig.nvml_device.load = 0.5
+    steady = rig.meter.mean(seen_over(rig.nvml_device, rig.meter.sensor, 3.0), 1.0)
+    assert steady.power_w == pytest.approx(
+        rig.nvml_device.idle_w + 0.5 * (rig.nvml_device.busy_w - rig.nvml_device.idle_w), rel=0.02
+    )
     seen: list[Watched] = []
-    while rig.board.now_s % 0.1 > 1e-6 and 0.1 - rig.board.now_s % 0.1 > 1e-6:
-        rig.board.advance(0.001)
+    while rig.nvml_device.now_s % 0.1 > 1e-6 and 0.1 - rig.nvml_device.now_s % 0.1 > 1e-6:
+        rig.nvml_device.advance(0.001)
     for _ in range(30):  # a quarter of the time, while nobody looks
-        rig.board.load = 1.0
-        seen += seen_over(rig.board, rig.meter.sensor, 0.026, 0.013)
-        rig.board.load = 0.0
-        seen += seen_over(rig.board, rig.meter.sensor, 0.074, 0.037)
-    true_w = rig.board.idle_w + 0.26 * (rig.board.busy_w - rig.board.idle_w)
+        rig.nvml_device.load = 1.0
+        seen += seen_over(rig.nvml_device, rig.meter.sensor, 0.026, 0.013)
+        rig.nvml_device.load = 0.0
+        seen += seen_over(rig.nvml_device, rig.meter.sensor, 0.074, 0.037)
+    true_w = rig.nvml_device.idle_w + 0.26 * (rig.nvml_device.busy_w - rig.nvml_device.idle_w)
     assert rig.meter.mean(seen, 1.0).power_w < 0.6 * true_w
 
 
 def test_details_have_a_pace_of_their_own() -> None:
     """They take several calls; between two of them the counter alone is looked at."""
-    with sampled(Rig.of(FakeBoard(HOPPER)).meter.sensor, 0.005) as take:
+    with sampled(Rig.of(FakeNvmlDevice(HOPPER)).meter.sensor, 0.005) as take:
         time.sleep(0.4)
         looks = take()
     detailed_s = -math.inf

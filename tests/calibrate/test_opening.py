@@ -20,7 +20,7 @@ from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.device_profile import DeviceInfo
 from tests.calibrate.fake import facts, model_costs
-from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make, seen_over
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeNvml, FakeNvmlDevice, Handle, Make, seen_over
 
 POINT = Point(1, 1.0, 0.0, 1)
 
@@ -28,21 +28,21 @@ POINT = Point(1, 1.0, 0.0, 1)
 @pytest.mark.parametrize("make", [MAXWELL, VOLTA, TURING, AMPERE, HOPPER])
 def test_idle_after_a_load_is_idle(make: Make) -> None:
     """A device that has just worked: once the rise is past, a short look at it shows idle power alone."""
-    board = FakeBoard(make, rise_s=0.1)
-    sensor = NvmlSensor(FakeNvml(board), Handle(board), board.now_ns)
-    meter = Meter("cuda:0", sensor, board.limit_w, rise_s(sensor))
-    board.load = 1.0
-    board.advance(3.0)
-    board.load = 0.0
+    nvml_device = FakeNvmlDevice(make, rise_s=0.1)
+    sensor = NvmlSensor(FakeNvml(nvml_device), Handle(nvml_device), nvml_device.now_ns)
+    meter = Meter("cuda:0", sensor, nvml_device.limit_w, rise_s(sensor))
+    nvml_device.load = 1.0
+    nvml_device.advance(3.0)
+    nvml_device.load = 0.0
 
     def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
         seconds = act()
         assert isinstance(seconds, float)
-        return seen_over(board, sensor, seconds, 0.01)
+        return seen_over(nvml_device, sensor, seconds, 0.01)
 
     looks = idle_looks(meter, 0.5, meter.rise_s, pause=lambda seconds: seconds, look=look)
     assert looks[-1].at_s - looks[0].at_s == pytest.approx(0.5, abs=0.05)
-    assert meter.mean(looks, 0.0).power_w == pytest.approx(board.idle_w, rel=0.02)
+    assert meter.mean(looks, 0.0).power_w == pytest.approx(nvml_device.idle_w, rel=0.02)
 
 
 @dataclass

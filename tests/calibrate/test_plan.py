@@ -32,9 +32,9 @@ from calibrate.measurement_plan import (
     powers_of_two,
 )
 from calibrate.session import largest_transfer_bytes
-from hw.agent.torch_outfit import ARENA_BYTES
 from hw.networks.architectures import SLIMRESNETS, SlimResNet
 from hw.transport.messages import Point
+from hw.worker.torch_outfit import ARENA_BYTES
 from tests.calibrate.fake import all_keys, model_costs
 from tests.hw.worlds import TINY
 
@@ -162,10 +162,10 @@ def test_two_blocks_tell_a_floor_and_a_price(limit: int) -> None:
     costs = model_costs()
     paths = tuple(path_of(sorted(costs.keys), size, max) for size in (1, limit))
     assert [point.width for point in paths[0]] == [1.0, 1.0]
-    blocks_s = (2e-3, 2e-3 if limit == 1 else 9e-3)
-    guess = guess_from(costs.keys, paths, blocks_s)
-    for path, block_s in zip(paths, blocks_s, strict=True):
-        assert sum(map(guess, path)) == pytest.approx(block_s)
+    micro_batches_s = (2e-3, 2e-3 if limit == 1 else 9e-3)
+    guess = guess_from(costs.keys, paths, micro_batches_s)
+    for path, micro_batch_s in zip(paths, micro_batches_s, strict=True):
+        assert sum(map(guess, path)) == pytest.approx(micro_batch_s)
     assert 0 < guess(Point(2, 0.5, 0.5, limit)) < guess(Point(2, 1.0, 1.0, limit))
 
 

@@ -34,7 +34,7 @@ from hw.telemetry import NvmlSensor, usable_cores
 from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 from sim.device_profile import DeviceInfo
-from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeNvml, FakeNvmlDevice, Handle, Make
 
 CUDA = DeviceSpec(kind="cuda", vram_bytes=8 << 30)
 
@@ -61,15 +61,15 @@ def test_a_probe_says_what_the_device_is() -> None:
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch) -> FakeBoard:
+def nvml_device(monkeypatch: pytest.MonkeyPatch) -> FakeNvmlDevice:
     """A GPU that `import pynvml` finds."""
-    found = FakeBoard(HOPPER, "NVIDIA H200")
+    found = FakeNvmlDevice(HOPPER, "NVIDIA H200")
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(found)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return found
 
 
-def test_a_gpu_is_probed_without_a_context(board: FakeBoard) -> None:
+def test_a_gpu_is_probed_without_a_context(nvml_device: FakeNvmlDevice) -> None:
     """Stamps say what it is, how each field is told, and no CUDA context exists afterwards."""
     found = probe(CUDA)
     stamps = found.info.stamps
@@ -82,7 +82,7 @@ def test_a_gpu_is_probed_without_a_context(board: FakeBoard) -> None:
     assert meter_of(CUDA, found, open_sensor(CUDA, ())).device == "cuda:0 (NVIDIA H200)"
 
 
-def test_work_that_failed_with_its_device_names_it(board: FakeBoard) -> None:
+def test_work_that_failed_with_its_device_names_it(nvml_device: FakeNvmlDevice) -> None:
     """A worker only knows that a call failed; other failures are left alone."""
     meter = meter_of(CUDA, probe(CUDA), open_sensor(CUDA, ()))
 
@@ -92,14 +92,16 @@ def test_work_that_failed_with_its_device_names_it(board: FakeBoard) -> None:
 
     with pytest.raises(WorkError, match=r"^worker x died$"):
         fail("worker x died")
-    board.lost = True
+    nvml_device.lost = True
     with pytest.raises(WorkError, match=r"^cuda:0 \(NVIDIA H200\) is lost; reset or reboot it \(worker x died\)$"):
         fail("worker x died")
     with pytest.raises(WorkError, match=r"^cuda:0 \(NVIDIA H200\) is lost: it answers no more$"):
         fail("cuda:0 (NVIDIA H200) is lost: it answers no more")
 
 
-def test_a_gpu_without_a_library_or_a_place_is_refused(board: FakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_a_library_or_a_place_is_refused(
+    nvml_device: FakeNvmlDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The message names the device and the remedy."""
     with pytest.raises(InputError, match="cuda:3: NVML knows no such device"):
         probe(DeviceSpec(kind="cuda", index=3))
@@ -110,14 +112,14 @@ def test_a_gpu_without_a_library_or_a_place_is_refused(board: FakeBoard, monkeyp
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found; the NVIDIA driver"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "only administrators may read this here"),
     ):
-        monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board, init_error=code)))
+        monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(nvml_device, init_error=code)))
         with pytest.raises(InputError, match=words):
             probe(CUDA)
 
 
-def test_power_that_nothing_measures_is_given_or_published(board: FakeBoard) -> None:
+def test_power_that_nothing_measures_is_given_or_published(nvml_device: FakeNvmlDevice) -> None:
     """Else the message says what to give."""
-    board.refused = dict.fromkeys(
+    nvml_device.refused = dict.fromkeys(
         ("nvmlDeviceGetPowerUsage", "NVML_FI_DEV_POWER_INSTANT", "NVML_FI_DEV_POWER_AVERAGE"),
         pynvml.NVML_ERROR_NOT_SUPPORTED,
     )
@@ -145,7 +147,7 @@ def test_the_simulators_sensor_is_the_architectures(
 ) -> None:
     """Half a renewal (and half a slow rise) old, averaging over the window of the reading that is used."""
     refused = {} if instant else {"NVML_FI_DEV_POWER_INSTANT": pynvml.NVML_ERROR_NOT_SUPPORTED}
-    seen = FakeBoard(make, refused=refused)
+    seen = FakeNvmlDevice(make, refused=refused)
     model = sensor_model(CUDA, 0.1, NvmlSensor(FakeNvml(seen), Handle(seen), seen.now_ns))
     assert (model.period_s, model.utilization_window_s) == (0.1, 1.0)
     assert model.lag_s == pytest.approx(lag_s)
@@ -224,11 +226,11 @@ def test_ones_own_use_of_the_cores_is_no_interference() -> None:
 
 
 @pytest.mark.parametrize("load, notable, refused", [(0.0, False, False), (1.0, True, True)])
-def test_a_busy_gpu_is_refused(board: FakeBoard, load: float, notable: bool, refused: bool) -> None:
+def test_a_busy_gpu_is_refused(nvml_device: FakeNvmlDevice, load: float, notable: bool, refused: bool) -> None:
     """By its utilization before anything of ours runs; the message names the metric and the way out."""
-    board.load = load
-    board.advance(1.5)
-    found = on_gpu(open_sensor(CUDA, ()), (), board.advance)
+    nvml_device.load = load
+    nvml_device.advance(1.5)
+    found = on_gpu(open_sensor(CUDA, ()), (), nvml_device.advance)
     assert found.notable == notable
     if refused:
         with pytest.raises(InputError, match=r"cuda:0: other programs use 100 % of the device.*--allow-busy"):
@@ -237,14 +239,14 @@ def test_a_busy_gpu_is_refused(board: FakeBoard, load: float, notable: bool, ref
     require_quiet("cuda:0", Interference(0.29), allow_busy=False)
 
 
-def test_processes_on_a_quiet_gpu_are_told_and_allowed(board: FakeBoard) -> None:
+def test_processes_on_a_quiet_gpu_are_told_and_allowed(nvml_device: FakeNvmlDevice) -> None:
     """A notebook that holds memory but computes nothing; our own process is none of them."""
-    board.processes = [os.getpid(), 4242]
+    nvml_device.processes = [os.getpid(), 4242]
     found = interference(CUDA, open_sensor(CUDA, ()))
     assert (found.share, found.processes) == (0.0, (4242,))
     assert str(found) == "other programs use 0 % of the device (processes 4242)"
     assert found.notable
     require_quiet("cuda:0", found, allow_busy=False)
-    board.mig, board.processes = True, []  # no share is not zero
+    nvml_device.mig, nvml_device.processes = True, []  # no share is not zero
     found = interference(CUDA, open_sensor(CUDA, ()))
     assert (str(found), found.notable) == ("other programs use an unknown share of the device", False)

@@ -12,9 +12,9 @@ import pytest
 from calibrate.calibration_log import SCHEMA, CalibrationRequest, logged_stamp
 from calibrate.device_opening import settled
 from calibrate.measurement_plan import padded_sizes, powers_of_two
-from hw.agent.instances import Way
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
+from hw.worker.instances import Way
 
 LAST = DeviceSpec(kind="cuda")
 FIRST = replace(LAST, channels_last=False)
@@ -48,8 +48,8 @@ def test_a_size_half_way_is_given_if_padding_costs_more_than_a_pass_saves(
     fixed_s: float, image_s: float, halfway: tuple[int, ...]
 ) -> None:
     """Four images more than 12, or eight more than 24, against the pass of one image."""
-    block_s = {batch: fixed_s + image_s * batch for batch in powers_of_two(32)}
-    assert set(padded_sizes(32, block_s)) - set(powers_of_two(32)) == set(halfway)
+    micro_batch_s = {batch: fixed_s + image_s * batch for batch in powers_of_two(32)}
+    assert set(padded_sizes(32, micro_batch_s)) - set(powers_of_two(32)) == set(halfway)
 
 
 def test_a_limit_within_the_powers_has_no_size_beyond_it() -> None:

@@ -69,7 +69,7 @@ class Chain:
                     break
                 time.sleep(LOOK_EVERY_S)
             if process.poll() is None:
-                # who presses Ctrl-C reaches the command and all its agents; a kill reaches one process
+                # who presses Ctrl-C reaches the command and all its workers; a kill reaches one process
                 os.killpg(process.pid, sign) if sign == signal.SIGINT else process.send_signal(sign)
             process.wait(60)
         finally:
@@ -105,7 +105,7 @@ class Forked:
 
     @staticmethod
     def _work() -> int:
-        sys.modules["__main__"] = ModuleType("__main__")  # or its agents would import the harness, too
+        sys.modules["__main__"] = ModuleType("__main__")  # or its workers would import the harness, too
         return main(COMMAND)
 
     def poll(self) -> int | None:

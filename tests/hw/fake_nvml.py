@@ -43,7 +43,7 @@ HOPPER = Make("HOPPER", 0.1, 1.0, 0.025, 1.0, 0.1, gpm=True)
 
 
 @dataclass
-class FakeBoard:
+class FakeNvmlDevice:
     """A GPU: set `load` (a share of its range of power), `advance` its clock, and read it through `FakeNvml`.
 
     Attributes:
@@ -158,7 +158,7 @@ class FakeBoard:
 class Handle:
     """A device handle; a MIG instance's where `instance` is set."""
 
-    board: FakeBoard
+    nvml_device: FakeNvmlDevice
     instance: int | None = None
 
 
@@ -173,18 +173,18 @@ class FakeNvml:
 
     def __init__(
         self,
-        *boards: FakeBoard,
+        *nvml_devices: FakeNvmlDevice,
         missing: tuple[str, ...] = (),
         unnamed: tuple[str, ...] = (),
         init_error: int = pynvml.NVML_SUCCESS,
     ) -> None:
-        self.boards = boards
+        self.nvml_devices = nvml_devices
         self._init_error = init_error
         self.missing, self.unnamed = missing, unnamed
         self._buffers: dict[int, tuple[float, float]] = {}  # GPM samples, by address
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith(("_", "boards", "missing", "unnamed")):
+        if name.startswith(("_", "nvml_devices", "missing", "unnamed")):
             return object.__getattribute__(self, name)
         if name in self.unnamed:
             raise AttributeError(name)
@@ -202,17 +202,17 @@ class FakeNvml:
     def _not_found(*_: Any) -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    def _require(self, handle: Handle, name: str, supported: bool = True) -> FakeBoard:
-        board = handle.board
-        if board.call_s:
-            board.advance(board.call_s)
-        if board.lost:
+    def _require(self, handle: Handle, name: str, supported: bool = True) -> FakeNvmlDevice:
+        nvml_device = handle.nvml_device
+        if nvml_device.call_s:
+            nvml_device.advance(nvml_device.call_s)
+        if nvml_device.lost:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        if name in board.refused:
-            raise pynvml.NVMLError(board.refused[name])
+        if name in nvml_device.refused:
+            raise pynvml.NVMLError(nvml_device.refused[name])
         if not supported:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return board
+        return nvml_device
 
     def nvmlInit(self) -> None:
         if self._init_error:
@@ -225,21 +225,21 @@ class FakeNvml:
         return 12040
 
     def nvmlDeviceGetCount(self) -> int:
-        return len(self.boards)
+        return len(self.nvml_devices)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
-        if not 0 <= index < len(self.boards):
+        if not 0 <= index < len(self.nvml_devices):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        self._require(found := Handle(self.boards[index]), "nvmlDeviceGetHandleByIndex")
+        self._require(found := Handle(self.nvml_devices[index]), "nvmlDeviceGetHandleByIndex")
         return found
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
         kind, _, number = uuid.partition("-")
-        if found := [board for board in self.boards if board.uuid == uuid]:
+        if found := [nvml_device for nvml_device in self.nvml_devices if nvml_device.uuid == uuid]:
             return Handle(found[0])
-        if not number.isdigit() or int(number) >= len(self.boards):
+        if not number.isdigit() or int(number) >= len(self.nvml_devices):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return Handle(self.boards[int(number)], 7 if kind == "MIG" else None)
+        return Handle(self.nvml_devices[int(number)], 7 if kind == "MIG" else None)
 
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
         return self._require(handle, "nvmlDeviceGetUUID").uuid
@@ -249,12 +249,14 @@ class FakeNvml:
         return name if isinstance(name, str) else name.decode()  # as pynvml does
 
     def nvmlDeviceGetArchitecture(self, handle: Handle) -> int:
-        board = self._require(handle, "nvmlDeviceGetArchitecture")
-        return int(getattr(pynvml, f"NVML_DEVICE_ARCH_{board.make.architecture}"))
+        nvml_device = self._require(handle, "nvmlDeviceGetArchitecture")
+        return int(getattr(pynvml, f"NVML_DEVICE_ARCH_{nvml_device.make.architecture}"))
 
     def nvmlDeviceGetMigMode(self, handle: Handle) -> list[int]:
-        board = self._require(handle, "nvmlDeviceGetMigMode", handle.board.make.architecture in ("AMPERE", "HOPPER"))
-        return [int(board.mig), int(board.mig)]
+        nvml_device = self._require(
+            handle, "nvmlDeviceGetMigMode", handle.nvml_device.make.architecture in ("AMPERE", "HOPPER")
+        )
+        return [int(nvml_device.mig), int(nvml_device.mig)]
 
     def nvmlDeviceIsMigDeviceHandle(self, handle: Handle) -> ctypes.c_uint:
         self._require(handle, "nvmlDeviceIsMigDeviceHandle")
@@ -268,52 +270,52 @@ class FakeNvml:
         return handle.instance or 0
 
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
-        board = self._require(handle, "nvmlDeviceGetPowerUsage", handle.instance is None)
-        return int(board.power_mw(board.mean_w(board.make.window_s) * 1000))
+        nvml_device = self._require(handle, "nvmlDeviceGetPowerUsage", handle.instance is None)
+        return int(nvml_device.power_mw(nvml_device.mean_w(nvml_device.make.window_s) * 1000))
 
     def nvmlDeviceGetPowerManagementLimit(self, handle: Handle) -> int:
         return round(self._require(handle, "nvmlDeviceGetPowerManagementLimit").limit_w * 1000)
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
-        board = self._require(handle, "nvmlDeviceGetEnforcedPowerLimit")
-        return round((board.limit_w if board.enforced_w is None else board.enforced_w) * 1000)
+        nvml_device = self._require(handle, "nvmlDeviceGetEnforcedPowerLimit")
+        return round((nvml_device.limit_w if nvml_device.enforced_w is None else nvml_device.enforced_w) * 1000)
 
     def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
         return self._require(handle, "nvmlDeviceGetComputeMode").compute_mode
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
-        supported = handle.board.make.counter_period_s is not None and handle.instance is None
+        supported = handle.nvml_device.make.counter_period_s is not None and handle.instance is None
         return self._require(handle, "nvmlDeviceGetTotalEnergyConsumption", supported).counter_mj()
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fields: list[int]) -> Any:
-        board = self._require(handle, "nvmlDeviceGetFieldValues")
+        nvml_device = self._require(handle, "nvmlDeviceGetFieldValues")
         windows = {
-            pynvml.NVML_FI_DEV_POWER_INSTANT: ("NVML_FI_DEV_POWER_INSTANT", board.make.instant_s),
-            pynvml.NVML_FI_DEV_POWER_AVERAGE: ("NVML_FI_DEV_POWER_AVERAGE", board.make.average_s),
+            pynvml.NVML_FI_DEV_POWER_INSTANT: ("NVML_FI_DEV_POWER_INSTANT", nvml_device.make.instant_s),
+            pynvml.NVML_FI_DEV_POWER_AVERAGE: ("NVML_FI_DEV_POWER_AVERAGE", nvml_device.make.average_s),
         }
         values = (pynvml.c_nvmlFieldValue_t * len(fields))()
         for value, number in zip(values, fields, strict=True):
             name, window_s = windows[number]
             value.fieldId = number
-            if name in board.refused or window_s is None or handle.instance is not None:
-                value.nvmlReturn = board.refused.get(name, pynvml.NVML_ERROR_NOT_SUPPORTED)
+            if name in nvml_device.refused or window_s is None or handle.instance is not None:
+                value.nvmlReturn = nvml_device.refused.get(name, pynvml.NVML_ERROR_NOT_SUPPORTED)
                 value.value.uiVal = 0xDEAD  # undefined, says the reference, where nvmlReturn is no success
             else:
-                value.value.uiVal = int(board.power_mw(board.mean_w(window_s) * 1000))
+                value.value.uiVal = int(nvml_device.power_mw(nvml_device.mean_w(window_s) * 1000))
         return values
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
-        supported = handle.instance is None and not handle.board.mig
-        board = self._require(handle, "nvmlDeviceGetUtilizationRates", supported)
-        return SimpleNamespace(gpu=board.utilization_pct(round(100 * board.busy_share())), memory=5)
+        supported = handle.instance is None and not handle.nvml_device.mig
+        nvml_device = self._require(handle, "nvmlDeviceGetUtilizationRates", supported)
+        return SimpleNamespace(gpu=nvml_device.utilization_pct(round(100 * nvml_device.busy_share())), memory=5)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any:
         used = self._require(handle, "nvmlDeviceGetMemoryInfo").vram_used_bytes
         return SimpleNamespace(total=8 << 30, used=used, free=(8 << 30) - used)
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, kind: int) -> int:
-        board = self._require(handle, "nvmlDeviceGetClockInfo")
-        return {pynvml.NVML_CLOCK_SM: board.sm_clock_mhz(), pynvml.NVML_CLOCK_MEM: 2600}[kind]
+        nvml_device = self._require(handle, "nvmlDeviceGetClockInfo")
+        return {pynvml.NVML_CLOCK_SM: nvml_device.sm_clock_mhz(), pynvml.NVML_CLOCK_MEM: 2600}[kind]
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
@@ -321,8 +323,10 @@ class FakeNvml:
         return 41
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
-        board = self._require(handle, "nvmlDeviceGetCurrentClocksEventReasons")
-        return int(pynvml.nvmlClocksEventReasonGpuIdle if not board.load else pynvml.nvmlClocksEventReasonSwPowerCap)
+        nvml_device = self._require(handle, "nvmlDeviceGetCurrentClocksEventReasons")
+        return int(
+            pynvml.nvmlClocksEventReasonGpuIdle if not nvml_device.load else pynvml.nvmlClocksEventReasonSwPowerCap
+        )
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle) -> int:
         return self.nvmlDeviceGetCurrentClocksEventReasons(handle)
@@ -330,29 +334,30 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[Any]:
         if "nvmlDeviceGetComputeRunningProcesses_v3" in self.missing:
             raise pynvml.NVMLLibraryMismatchError("Unversioned function called and the versions do not match")
-        board = self._require(handle, "nvmlDeviceGetComputeRunningProcesses")
+        nvml_device = self._require(handle, "nvmlDeviceGetComputeRunningProcesses")
         return [
-            SimpleNamespace(pid=pid, usedGpuMemory=board.process_bytes.get(pid, 1 << 20)) for pid in board.processes
+            SimpleNamespace(pid=pid, usedGpuMemory=nvml_device.process_bytes.get(pid, 1 << 20))
+            for pid in nvml_device.processes
         ]
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Handle) -> list[Any]:
         return self._require(handle, "nvmlDeviceGetMPSComputeRunningProcesses").of_mps
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, since_us: int) -> list[Any]:
-        board = self._require(
-            handle, "nvmlDeviceGetProcessUtilization", handle.instance is None and not handle.board.mig
+        nvml_device = self._require(
+            handle, "nvmlDeviceGetProcessUtilization", handle.instance is None and not handle.nvml_device.mig
         )
-        now_us = round(board.now_s * 1e6)
-        if not board.used_pct or now_us <= since_us:
+        now_us = round(nvml_device.now_s * 1e6)
+        if not nvml_device.used_pct or now_us <= since_us:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        found = [SimpleNamespace(pid=pid, timeStamp=now_us, smUtil=used) for pid, used in board.used_pct.items()]
+        found = [SimpleNamespace(pid=pid, timeStamp=now_us, smUtil=used) for pid, used in nvml_device.used_pct.items()]
         return [*found, SimpleNamespace(pid=0, timeStamp=0, smUtil=100)]  # some drivers fill up like this
 
     # --------------------------------------------------------------------------------------------------------- GPM
 
     def nvmlGpmQueryDeviceSupport(self, handle: Handle) -> Any:
-        board = self._require(handle, "nvmlGpmQueryDeviceSupport")
-        return SimpleNamespace(isSupportedDevice=int(board.make.gpm))
+        nvml_device = self._require(handle, "nvmlGpmQueryDeviceSupport")
+        return SimpleNamespace(isSupportedDevice=int(nvml_device.make.gpm))
 
     def nvmlGpmSampleAlloc(self) -> Any:
         address = 0x1000 * (len(self._buffers) + 1)
@@ -363,15 +368,15 @@ class FakeNvml:
         del self._buffers[_address(sample)]
 
     def nvmlGpmSampleGet(self, handle: Handle, sample: Any) -> Any:
-        board = self._require(handle, "nvmlGpmSampleGet", not handle.board.mig)
-        self._buffers[_address(sample)] = (board.now_s, board._busy_s[-1])
+        nvml_device = self._require(handle, "nvmlGpmSampleGet", not handle.nvml_device.mig)
+        self._buffers[_address(sample)] = (nvml_device.now_s, nvml_device._busy_s[-1])
         return sample
 
     def nvmlGpmMigSampleGet(self, handle: Handle, instance: int, sample: Any) -> Any:
         assert handle.instance is None, "the whole GPU is asked for one of its instances"
         assert instance == 7
-        board = self._require(handle, "nvmlGpmMigSampleGet")
-        self._buffers[_address(sample)] = (board.now_s, board._busy_s[-1])
+        nvml_device = self._require(handle, "nvmlGpmMigSampleGet")
+        self._buffers[_address(sample)] = (nvml_device.now_s, nvml_device._busy_s[-1])
         return sample
 
     def nvmlGpmMetricsGet(self, request: Any) -> Any:
@@ -395,11 +400,11 @@ def _address(sample: Any) -> int:
     return int(ctypes.cast(sample, ctypes.c_void_p).value or 0)
 
 
-def seen_over(board: FakeBoard, sensor: Sensor, seconds: float, period_s: float = 0.02) -> list[Watched]:
+def seen_over(nvml_device: FakeNvmlDevice, sensor: Sensor, seconds: float, period_s: float = 0.02) -> list[Watched]:
     """Looks at every period while the board's clock goes on."""
     looks = []
     for _ in range(round(seconds / period_s)):
-        board.advance(period_s)
-        energy_j, at_s = sensor.energy_j(), board.now_s
+        nvml_device.advance(period_s)
+        energy_j, at_s = sensor.energy_j(), nvml_device.now_s
         looks.append(Watched(at_s, sensor.sample(), energy_j))
     return looks

@@ -17,8 +17,8 @@ import numpy as np
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
 from hw.router.local_cluster import HardwareCluster
-from hw.router.ray_agents import RayHosts
 from hw.router.ray_cluster import joined
+from hw.router.ray_workers import RayHosts
 from hw.router.router_loop import Routing, RunProgress
 from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
@@ -27,7 +27,7 @@ from policies.replay import replay_run
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.device_choice import Hosts
 from scenarios.executors.preflight import measure_links
-from tests.hw.worlds import Wanderer, knobs, router, tiny_model, true_run
+from tests.hw.worlds import Wanderer, params, router, tiny_model, true_run
 
 WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
@@ -45,7 +45,8 @@ def links(address: str) -> None:
 def run(address: str, model: Path, seconds: float, names: Sequence[str]) -> None:
     """One server on each host. Each move is to another host. A line `begun` comes first."""
     servers = [
-        HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0, sensor_period_s=0.05) for host in names
+        HardwareServer(host, DeviceSpec(channels_last=False), params(), 1.0, 2.0, sensor_period_s=0.05)
+        for host in names
     ]
     routing = Routing(Wanderer(WIDTHS), np.random.default_rng(1), RewardWeights(), PRIOR)
     told: list[str] = []
@@ -74,7 +75,7 @@ def run(address: str, model: Path, seconds: float, names: Sequence[str]) -> None
                 "requests": len({request.request for request in served}),
                 "answers": len(served),
                 "completed": sum(request.status == "completed" and bool(request.correct) for request in served),
-                "differences": replay_run(record.log, record.agent_logs, router(len(names)), [knobs()] * len(names)),
+                "differences": replay_run(record.log, record.worker_logs, router(len(names)), [params()] * len(names)),
                 "downtimes": [
                     {"server": down.server, "reason": down.reason, "down_ns": down.down_ns, "up_ns": down.up_ns}
                     for down in record.downtimes

@@ -28,7 +28,7 @@ SERVED = Served("m", (1, 2, 2), 2, 0, (), (), 8, request_classes=CLASSES)
 STATUS = Status(True, 0, 0, 0, 0.0, 0.0, 0, ())
 
 
-class Door:
+class Frontend:
     """An admission in front of a bridge that hands images to `submit`."""
 
     def __init__(self, submit: Callable[..., asyncio.Future[Any]]) -> None:
@@ -78,29 +78,29 @@ def at_once(*_: Any) -> asyncio.Future[Any]:
 )
 def test_the_shortest_of_three_times_counts(service_class: int, timeout_ns: int | None, waited: str) -> None:
     handed: list[int] = []
-    door = Door(lambda _, until_ns, *__: handed.append(until_ns) or never())  # type: ignore[func-returns-value]
+    frontend = Frontend(lambda _, until_ns, *__: handed.append(until_ns) or never())  # type: ignore[func-returns-value]
     with pytest.raises(RequestError, match=f"no answer within {waited} s") as error:
-        door.ask(service_class, timeout_ns)
+        frontend.ask(service_class, timeout_ns)
     assert (error.value.status, handed) == (504, [round(float(waited) * 1e9)])
-    assert door.counted() == {"arrived": 1, "failed": 1}
+    assert frontend.counted() == {"arrived": 1, "failed": 1}
 
 
 def test_who_asks_for_a_version_that_is_gone_is_counted_as_failed() -> None:
-    door = Door(at_once)
+    frontend = Frontend(at_once)
     with pytest.raises(RequestError, match="version A is served no more, but B"):
-        door.ask(2, version="A")
-    assert door.counted() == {"arrived": 1, "failed": 1}
-    assert door.ask(2, version="B")[0].label == 1
-    assert door.counted() == {"arrived": 2, "failed": 1, "answered": 1}
+        frontend.ask(2, version="A")
+    assert frontend.counted() == {"arrived": 1, "failed": 1}
+    assert frontend.ask(2, version="B")[0].prediction == 1
+    assert frontend.counted() == {"arrived": 2, "failed": 1, "answered": 1}
 
 
 def test_it_is_ready_while_its_router_was_heard_of_late() -> None:
     """A router that stands still for some seconds is not; requests wait for it all the same."""
-    door = Door(at_once)
-    assert door.admission.is_ready
-    door.bridge.heard_s = 2.5
-    assert not door.admission.is_ready
-    assert len(door.ask(0)) == 1
+    frontend = Frontend(at_once)
+    assert frontend.admission.is_ready
+    frontend.bridge.heard_s = 2.5
+    assert not frontend.admission.is_ready
+    assert len(frontend.ask(0)) == 1
 
 
 def failed_by(reason: str) -> Callable[..., asyncio.Future[Any]]:
@@ -114,21 +114,21 @@ def failed_by(reason: str) -> Callable[..., asyncio.Future[Any]]:
 
 def test_who_is_too_much_for_the_promise_is_told_so() -> None:
     """429, and no failure of ours."""
-    door = Door(failed_by(REFUSED))
+    frontend = Frontend(failed_by(REFUSED))
     with pytest.raises(RequestError, match="more could not be answered within the p99 latency promised") as error:
-        door.ask(0)
+        frontend.ask(0)
     assert error.value.status == 429
-    assert door.counted() == {"arrived": 1, "refused": 1}
+    assert frontend.counted() == {"arrived": 1, "refused": 1}
 
 
 def test_scores_that_are_no_numbers_are_the_clients_own() -> None:
     """An image of values that are finite and huge gets 400, and is counted by its own label."""
-    door = Door(failed_by("no_label"))
+    frontend = Frontend(failed_by("no_prediction"))
     with pytest.raises(RequestError, match="scores: not finite") as error:
-        door.ask(0)
+        frontend.ask(0)
     assert error.value.status == 400
-    assert door.counted() == {"arrived": 1, "failed": 1}
-    assert 'images_failed_total{reason="no_label"} 1.0' in door.metrics.text().decode()
+    assert frontend.counted() == {"arrived": 1, "failed": 1}
+    assert 'images_failed_total{reason="no_prediction"} 1.0' in frontend.metrics.text().decode()
 
 
 def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:
@@ -137,8 +137,8 @@ def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:
     def broken(*_: Any) -> asyncio.Future[Any]:
         raise ZeroDivisionError("a fault")
 
-    door, sent = Door(broken), list[dict[str, Any]]()
-    app = App(door.admission, door.metrics, None, Limits())  # type: ignore[arg-type]
+    frontend, sent = Frontend(broken), list[dict[str, Any]]()
+    app = App(frontend.admission, frontend.metrics, None, Limits())  # type: ignore[arg-type]
     tensor = {"name": "image", "shape": [1, *SERVED.shape], "datatype": "FP32", "data": [0.0] * prod(SERVED.shape)}
     body = json.dumps({"inputs": [tensor]}).encode()
 
@@ -154,16 +154,16 @@ def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:
     asyncio.run(app(scope, receive, send))
     assert sent[0]["status"] == 500
     assert json.loads(sent[1]["body"]) == {"error": "internal error; see the server's log"}
-    (line,) = door.told
+    (line,) = frontend.told
     assert re.search('"event":"request_fault","error":"ZeroDivisionError: a fault","at":"test_admission.py:', line)
-    assert 'requests_total{code="500"} 1.0' in door.metrics.text().decode()
+    assert 'requests_total{code="500"} 1.0' in frontend.metrics.text().decode()
 
 
 def test_a_request_is_late_by_its_own_class() -> None:
     """Gold's limit is 0: all of it is late; tin has none."""
-    door = Door(at_once)
-    door.ask(2)
-    assert door.told == []
-    door.ask(0)
-    assert [json.loads(line)["event"] for line in door.told] == ["request_late"]
-    assert b'slimsched_class_images_expected_right_total{class="gold"} 0.5' in door.metrics.text()
+    frontend = Frontend(at_once)
+    frontend.ask(2)
+    assert frontend.told == []
+    frontend.ask(0)
+    assert [json.loads(line)["event"] for line in frontend.told] == ["request_late"]
+    assert b'slimsched_class_images_expected_right_total{class="gold"} 0.5' in frontend.metrics.text()

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.agent.activations import tensor_in
 from hw.transport.shared_memory import ALIGNMENT, Arena, Inbox, Slab
+from hw.worker.activations import tensor_in
 
 ARENA = Arena(4096)
 STEPS = st.lists(

@@ -13,14 +13,14 @@ import pynvml
 import pytest
 
 from hw.device_settings import DeviceSpec
-from hw.router.agent_handles import AgentSlot
 from hw.router.local_cluster import background_watch
 from hw.router.server_port import HardwareServer
+from hw.router.worker_handles import WorkerSlot
 from hw.telemetry import BackgroundWatch, CoreWatch, GpuWatch, Used, ended_children
 from policies.run_records import BackgroundLoad
 from policies.vocabulary import NS_PER_S
-from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
-from tests.hw.worlds import knobs
+from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice, Handle
+from tests.hw.worlds import params
 
 Times = namedtuple("Times", "user system idle steal")
 
@@ -71,7 +71,7 @@ def test_the_device_that_has_most_is_told() -> None:
     assert share_of(machine.over((0, 1), (2,), (3,))) == pytest.approx(0.95)
 
 
-def test_an_agent_that_died_was_ours() -> None:
+def test_an_worker_that_died_was_ours() -> None:
     """Its time goes over to that of ended children, and a new one begins at nothing."""
     machine = Machine(0.8)
     machine.own = {1: (0.8, frozenset({0})), "ended": (0.0, None)}
@@ -117,50 +117,52 @@ OURS, OTHER = 11, 12
 
 
 @pytest.fixture
-def board() -> FakeBoard:
-    found = FakeBoard()
+def nvml_device() -> FakeNvmlDevice:
+    found = FakeNvmlDevice()
     found.processes = [OURS, OTHER]
     found.used_pct = {OURS: 50, OTHER: 40}
     return found
 
 
-def gpu(board: FakeBoard, own: Sequence[int] = (OURS,)) -> GpuWatch:
-    return GpuWatch(FakeNvml(board), Handle(board), lambda: own)
+def gpu(nvml_device: FakeNvmlDevice, own: Sequence[int] = (OURS,)) -> GpuWatch:
+    return GpuWatch(FakeNvml(nvml_device), Handle(nvml_device), lambda: own)
 
 
-def test_what_others_have_of_a_gpu_is_told_by_process(board: FakeBoard) -> None:
+def test_what_others_have_of_a_gpu_is_told_by_process(nvml_device: FakeNvmlDevice) -> None:
     """The mean over the looks, from the start on."""
-    watch = gpu(board)
-    board.used_pct = {OURS: 0, OTHER: 90}  # before the start
-    board.advance(1.0)
+    watch = gpu(nvml_device)
+    nvml_device.used_pct = {OURS: 0, OTHER: 90}  # before the start
+    nvml_device.advance(1.0)
     watch.start()
     for used in (40, 20):
-        board.used_pct = {OURS: 50, OTHER: used}
-        board.advance(1.0)
+        nvml_device.used_pct = {OURS: 50, OTHER: used}
+        nvml_device.advance(1.0)
         watch.look()
-    board.used_pct = {OURS: 50, OTHER: 4_294_967}  # garbage, of a process that has just ended
-    board.advance(1.0)
+    nvml_device.used_pct = {OURS: 50, OTHER: 4_294_967}  # garbage, of a process that has just ended
+    nvml_device.advance(1.0)
     assert share_of(watch.take()) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("problem", ["unknown", "refused", "missing", "idle"])
-def test_a_gpu_that_cannot_tell_says_nothing(board: FakeBoard, problem: str) -> None:
+def test_a_gpu_that_cannot_tell_says_nothing(nvml_device: FakeNvmlDevice, problem: str) -> None:
     """Ids of another namespace would make all others; MIG and old drivers refuse."""
-    watch = gpu(board)
+    watch = gpu(nvml_device)
     if problem == "unknown":
-        board.processes = [4711, 4712]
+        nvml_device.processes = [4711, 4712]
     elif problem == "refused":
-        board.refused["nvmlDeviceGetProcessUtilization"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+        nvml_device.refused["nvmlDeviceGetProcessUtilization"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     elif problem == "missing":
-        watch = GpuWatch(FakeNvml(board, missing=("nvmlDeviceGetProcessUtilization",)), Handle(board), lambda: (OURS,))
+        watch = GpuWatch(
+            FakeNvml(nvml_device, missing=("nvmlDeviceGetProcessUtilization",)), Handle(nvml_device), lambda: (OURS,)
+        )
     else:
-        board.used_pct = {}
+        nvml_device.used_pct = {}
     watch.start()
-    board.advance(1.0)
+    nvml_device.advance(1.0)
     assert watch.take() is None
 
 
-def test_a_gpu_is_looked_at_once_a_second(board: FakeBoard) -> None:
+def test_a_gpu_is_looked_at_once_a_second(nvml_device: FakeNvmlDevice) -> None:
     """It keeps samples of the last seconds only; its driver's time is not for nothing."""
     looks: list[int] = []
 
@@ -168,7 +170,7 @@ def test_a_gpu_is_looked_at_once_a_second(board: FakeBoard) -> None:
         def look(self) -> None:
             looks.append(1)
 
-    watch = BackgroundWatch(None, [Counting(FakeNvml(board), Handle(board), lambda: (OURS,))])
+    watch = BackgroundWatch(None, [Counting(FakeNvml(nvml_device), Handle(nvml_device), lambda: (OURS,))])
     watch.start()
     looks.clear()
     for tenth in range(1, 41):
@@ -180,27 +182,27 @@ def test_a_gpu_is_looked_at_once_a_second(board: FakeBoard) -> None:
 
 
 class Slot:
-    """A place whose agent is this process."""
+    """A place whose worker is this process."""
 
     def __init__(self, pid: int) -> None:
-        self.agent = self
+        self.worker = self
         self.pid = pid
 
 
 def servers(*devices: DeviceSpec) -> list[HardwareServer]:
-    return [HardwareServer(f"s{index}", device, knobs(), 1.0, 2.0) for index, device in enumerate(devices)]
+    return [HardwareServer(f"s{index}", device, params(), 1.0, 2.0) for index, device in enumerate(devices)]
 
 
 def watched(*devices: DeviceSpec, pids: Sequence[int]) -> BackgroundWatch:
-    return background_watch(servers(*devices), cast(list[AgentSlot], [Slot(pid) for pid in pids]))
+    return background_watch(servers(*devices), cast(list[WorkerSlot], [Slot(pid) for pid in pids]))
 
 
-def test_a_clusters_watch_is_of_all_its_devices(board: FakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clusters_watch_is_of_all_its_devices(nvml_device: FakeNvmlDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores and GPU together; the one that has most is told."""
-    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board)))
+    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(nvml_device)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    board.used_pct = {OURS: 0, OTHER: 100}
+    nvml_device.used_pct = {OURS: 0, OTHER: 100}
     watch = watched(DeviceSpec(), DeviceSpec(kind="cuda"), pids=[os.getpid(), OURS])
     watch.start()
-    board.advance(1.0)
+    nvml_device.advance(1.0)
     assert watch.take() == BackgroundLoad(1.0)

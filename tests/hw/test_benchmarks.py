@@ -11,10 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import hw.agent.torch_outfit
-from hw.agent.activations import Activations
-from hw.agent.instances import Instances
-from hw.agent.torch_outfit import DeviceBench, _reserved_bytes, alone, together
+import hw.worker.torch_outfit
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SLIMRESNETS, SlimResNet
 from hw.networks.servable import Instance
@@ -32,6 +29,9 @@ from hw.transport.messages import (
     Point,
     Timed,
 )
+from hw.worker.activations import Activations
+from hw.worker.instances import Instances
+from hw.worker.torch_outfit import DeviceBench, _reserved_bytes, alone, together
 
 SPUN_S = 0.03
 REPEATS = 5
@@ -44,7 +44,7 @@ def spinning(monkeypatch: pytest.MonkeyPatch) -> None:
         while time.thread_time() < end_s:
             pass
 
-    monkeypatch.setattr("hw.agent.instances.finish", spin)
+    monkeypatch.setattr("hw.worker.instances.finish", spin)
 
 
 def _timed(
@@ -53,7 +53,7 @@ def _timed(
     instances = Instances(model, path, DeviceSpec(channels_last=False), torch.device("cpu"))
     if kind == "cuda":  # as far as the loop knows; tensors stay where they are
         monkeypatch.setattr(instances, "torch_device", SimpleNamespace(type="cuda"))
-        monkeypatch.setattr("hw.agent.torch_outfit.Lane", lambda device, place: InThread())
+        monkeypatch.setattr("hw.worker.torch_outfit.Lane", lambda device, place: InThread())
         monkeypatch.setattr(instances, "make", lambda segment, width: model.instance(segment, width))
         rows = [(torch.randn(1, 1, 8, 8), 0)]
         monkeypatch.setattr(instances, "inputs", lambda *_: rows)
@@ -111,10 +111,10 @@ def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
         asked.append(threads)
         return waited[0]
 
-    monkeypatch.setattr("hw.agent.instances.finish", lambda place: wait(of_a_pass_ns))
-    monkeypatch.setattr("hw.agent.torch_outfit.time.sleep", lambda seconds: wait(of_a_pause_ns))
-    monkeypatch.setattr("hw.agent.torch_outfit.waited_ns", lambda: look("all"))
-    monkeypatch.setattr("hw.agent.torch_outfit.thread_waited_ns", lambda: look("own"))
+    monkeypatch.setattr("hw.worker.instances.finish", lambda place: wait(of_a_pass_ns))
+    monkeypatch.setattr("hw.worker.torch_outfit.time.sleep", lambda seconds: wait(of_a_pause_ns))
+    monkeypatch.setattr("hw.worker.torch_outfit.waited_ns", lambda: look("all"))
+    monkeypatch.setattr("hw.worker.torch_outfit.thread_waited_ns", lambda: look("own"))
     found = _timed(model, path, monkeypatch, kind, pause_s)
     assert round(found.waited_s * 1e9) == REPEATS * of_a_pass_ns + pauses * of_a_pause_ns
     assert (asked.count("all"), asked.count("own")) == (0 if looks else 2, looks)
@@ -130,8 +130,8 @@ def test_memory_of_a_load_is_what_was_taken_for_it(graphs: bool, drops: bool, mo
         asked.append("reserved")
         return 7
 
-    monkeypatch.setattr("hw.agent.torch_outfit.cuda.drop_workspaces", lambda: asked.append("workspaces"))
-    monkeypatch.setattr("hw.agent.cuda.empty_cache", lambda: asked.append("cache"))
+    monkeypatch.setattr("hw.worker.torch_outfit.cuda.drop_workspaces", lambda: asked.append("workspaces"))
+    monkeypatch.setattr("hw.worker.cuda.empty_cache", lambda: asked.append("cache"))
     monkeypatch.setattr(torch.cuda, "memory_reserved", reserved)
     for kind, expected in (("cuda", 7), ("cpu", 0)):
         place, device = torch.device(kind), DeviceSpec(kind="cuda", graphs=graphs)
@@ -194,13 +194,13 @@ class _Captures:
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> _Captures:
-    made, clocks = _Captures(), hw.agent.torch_outfit._clocks
+    made, clocks = _Captures(), hw.worker.torch_outfit._clocks
 
     def look(waited: Callable[[], int]) -> tuple[int, int, int]:
         made.seen.append(made.count)
         return clocks(waited)
 
-    monkeypatch.setattr("hw.agent.torch_outfit._clocks", look)
+    monkeypatch.setattr("hw.worker.torch_outfit._clocks", look)
     return made
 
 
@@ -209,7 +209,7 @@ def graphed(model: SlimResNet, path: Path, captures: _Captures, monkeypatch: pyt
     """As on a GPU, where there is no reference either."""
     real = model.instance
     monkeypatch.setattr(model, "instance", lambda *given: _Spinning(real(*given)))
-    monkeypatch.setattr("hw.agent.torch_outfit._reference", lambda instances: None)
+    monkeypatch.setattr("hw.worker.torch_outfit._reference", lambda instances: None)
     device = DeviceSpec(channels_last=False, graphs=True, warm_sizes=(1, 4))
     return Instances(model, path, device, torch.device("cpu"), lambda place: captures)
 
@@ -253,7 +253,7 @@ def test_an_instance_is_made_once_for_all_its_points(
 
 def test_a_path_is_made_of_its_hops(graphed: Instances, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each instance is made once for all paths, and given back; no capture is timed."""
-    monkeypatch.setattr("hw.agent.torch_outfit.labels_of", lambda logits: [])
+    monkeypatch.setattr("hw.worker.torch_outfit.predictions_of", lambda logits: [])
 
     now_ns, hop_ns = [0], 500_000
 
@@ -261,9 +261,9 @@ def test_a_path_is_made_of_its_hops(graphed: Instances, monkeypatch: pytest.Monk
         now_ns[0] += hop_ns
         return torch.zeros(4, 1)
 
-    monkeypatch.setattr("hw.agent.torch_outfit.serve", hop)
-    monkeypatch.setattr("hw.agent.torch_outfit.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
-    monkeypatch.setattr("hw.agent.torch_outfit.seconds_since", lambda begin_ns: (now_ns[0] - begin_ns) / 1e9)
+    monkeypatch.setattr("hw.worker.torch_outfit.serve", hop)
+    monkeypatch.setattr("hw.worker.torch_outfit.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    monkeypatch.setattr("hw.worker.torch_outfit.seconds_since", lambda begin_ns: (now_ns[0] - begin_ns) / 1e9)
     path = tuple(Point(segment, 1.0, 1.0 if segment > 1 else 0.0, 4) for segment in (1, 2, 3))
     bench = DeviceBench(graphed, Activations((), 0, graphed.torch_device))
     found = bench.carry_out(BenchmarkPaths((path, path), 5))

@@ -17,17 +17,17 @@ import psutil
 import pytest
 import torch
 
-from hw.agent.lanes import AgentSpec
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SlimResNet
 from hw.networks.datasets import Pixels
 from hw.networks.network_files import ModelFile
-from hw.router.agent_handles import AgentHandle
 from hw.router.local_cluster import HardwareCluster
 from hw.router.router_loop import Routing, RunProgress, own_cores
 from hw.router.run_requests import HardwareRun
 from hw.router.server_port import HardwareServer
+from hw.router.worker_handles import WorkerHandle
 from hw.telemetry import usable_cores
+from hw.worker.lanes import WorkerSpec
 from kit.errors import InputError
 from policies.faults import WORKER_DIED, Crash, Supervision
 from policies.interfaces import AccuracyPrior, RewardWeights, top1_of
@@ -44,7 +44,7 @@ from policies.vocabulary import (
     ServerUp,
     TelemetrySampled,
 )
-from tests.hw.worlds import TINY, Wanderer, device, knobs, router, true_run
+from tests.hw.worlds import TINY, Wanderer, device, params, router, true_run
 
 pytestmark = pytest.mark.workers
 
@@ -53,7 +53,7 @@ PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
 
 
 def _servers(count: int = 2) -> list[HardwareServer]:
-    return [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0, sensor_period_s=0.05) for i in range(count)]
+    return [HardwareServer(f"server{i}", device(i), params(), 1.0, 2.0, sensor_period_s=0.05) for i in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def record(cluster: HardwareCluster, model: SlimResNet) -> RunRecord:
 
 
 class WarmthCarrier:
-    """Agents that do nothing but note which sizes they are to warm up, and when they are waited for."""
+    """Workers that do nothing but note which sizes they are to warm up, and when they are waited for."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, tuple[int, ...]]] = []
@@ -94,11 +94,11 @@ class WarmthCarrier:
     def arenas(self, count: int, size_bytes: int) -> tuple[()]:
         return ()
 
-    def arenas_of(self, agent: int) -> tuple[()]:
+    def arenas_of(self, worker: int) -> tuple[()]:
         return ()
 
-    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
-        found = MagicMock(AgentHandle, is_warm=False, is_warming=False)
+    def start(self, worker: int, spec: WorkerSpec) -> WorkerHandle:
+        found = MagicMock(WorkerHandle, is_warm=False, is_warming=False)
 
         def begin(sizes: tuple[int, ...]) -> None:
             found.is_warming = True
@@ -112,9 +112,9 @@ class WarmthCarrier:
         """Nothing is left."""
 
 
-def test_an_agent_of_a_gpu_warms_nothing_by_itself(path: Path) -> None:
+def test_an_worker_of_a_gpu_warms_nothing_by_itself(path: Path) -> None:
     """Its instances do, each in its own thread; a CPU's kernels are the process's. All others warm up at once."""
-    servers = [*_servers(2), HardwareServer("gpu", DeviceSpec("cuda"), knobs(), 1.0, 2.0)]
+    servers = [*_servers(2), HardwareServer("gpu", DeviceSpec("cuda"), params(), 1.0, 2.0)]
     carrier = WarmthCarrier()
     with HardwareCluster(ModelFile(path), servers, warm_batches=(1, 4), carrier=carrier) as running:
         begun, ended = [(f"server{index}", (1, 4)) for index in (0, 1)], [(f"server{index}", ()) for index in (0, 1)]
@@ -122,7 +122,7 @@ def test_an_agent_of_a_gpu_warms_nothing_by_itself(path: Path) -> None:
         assert [slot.warm_batches for slot in running.slots] == [(1, 4), (1, 4), ()]
 
 
-def test_who_is_in_a_hurry_waits_for_no_agent(path: Path) -> None:
+def test_who_is_in_a_hurry_waits_for_no_worker(path: Path) -> None:
     carrier = WarmthCarrier()
     with HardwareCluster(ModelFile(path), _servers(1), warm_batches=(1,), carrier=carrier, waits=False):
         assert carrier.notes == []
@@ -136,7 +136,7 @@ def test_every_request_ends_once_and_right(record: RunRecord) -> None:
     assert sum(request.moved for request in record.requests) > len(record.requests) / 2
     assert sum(server.images for server in record.servers) == 3 * len(record.requests)
     assert all(server.loads >= TINY.segments and server.vram_peak_bytes > 0 for server in record.servers)
-    assert min(record.agents_busy_ns) > 0
+    assert min(record.workers_busy_ns) > 0
 
 
 def test_images_that_are_bytes_are_shown_as_floats_would_be(cluster: HardwareCluster, model: SlimResNet) -> None:
@@ -167,8 +167,8 @@ def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model:
     assert all(view.late == view.completed for view in views if view.goal_limit_ns)
     assert 0 < views[-1].late < views[-1].completed
     assert all(view.accuracy_sum == pytest.approx(0.9 * view.completed) for view in views)
-    knobs = [server.knobs for server in cluster.servers]
-    assert replay_run(record.log, record.agent_logs, config, knobs) == []
+    params = [server.params for server in cluster.servers]
+    assert replay_run(record.log, record.worker_logs, config, params) == []
 
 
 def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
@@ -176,18 +176,18 @@ def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
     planned = _run(model).arrivals_ns
     for request in record.requests:
         assert planned[request.request] == request.arrived_ns < request.finished_ns <= record.ended_ns
-    for block in record.blocks:
-        assert block.snapshot_ns <= block.sent_ns <= block.arrived_ns <= block.ended_ns
+    for micro_batch in record.micro_batches:
+        assert micro_batch.snapshot_ns <= micro_batch.sent_ns <= micro_batch.arrived_ns <= micro_batch.ended_ns
     for batch in record.batches:
         assert batch.commanded_ns <= batch.started_ns <= batch.ended_ns
-    for steps in (record.log, *(life.steps for life in record.agent_logs)):
+    for steps in (record.log, *(life.steps for life in record.worker_logs)):
         times = [step.now_ns for step in steps]
         assert times == sorted(times)
 
 
 def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
     """As `docs/scenario-keys.md` says: in real runs no image waits for them."""
-    steps = [step for life in record.agent_logs for step in life.steps]
+    steps = [step for life in record.worker_logs for step in life.steps]
     loaded_ns = {(s.core, s.event.instance): s.now_ns for s in steps if isinstance(s.event, InstanceLoaded)}
     preloads = [
         (step.core, command.instance)
@@ -201,15 +201,15 @@ def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
 
 
 def test_the_logs_replay_through_fresh_cores(record: RunRecord) -> None:
-    """Same events and times, same commands, each log by itself; and together they account for every block."""
-    assert [(life.server, life.epoch, life.ended) for life in record.agent_logs] == [(0, 1, ""), (1, 1, "")]
-    assert all(life.heard == len(life.steps) for life in record.agent_logs)
-    assert replay_run(record.log, record.agent_logs, router(2), [knobs()] * 2) == []
+    """Same events and times, same commands, each log by itself; and together they account for every micro-batch."""
+    assert [(life.server, life.incarnation, life.ended) for life in record.worker_logs] == [(0, 1, ""), (1, 1, "")]
+    assert all(life.heard == len(life.steps) for life in record.worker_logs)
+    assert replay_run(record.log, record.worker_logs, router(2), [params()] * 2) == []
 
 
 def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
     """Each server is sampled about every period, energy and busy time are integrals within physical bounds."""
-    for server, life in enumerate(record.agent_logs):
+    for server, life in enumerate(record.worker_logs):
         samples = [step.event for step in life.steps if isinstance(step.event, TelemetrySampled)]
         points = [point for point in record.telemetry if point.server == server]
         assert 5 <= len(points) <= len(samples) <= len(points) + 1  # the last one is read when the run is over
@@ -237,9 +237,9 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
 
 
 def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
-    """None are its own where an agent may run anywhere, or where all are taken."""
+    """None are its own where a worker may run anywhere, or where all are taken."""
     cores = usable_cores()
-    pinned, free = HardwareServer("pinned", device(0), knobs(), 0.0, 0.0), DeviceSpec()
+    pinned, free = HardwareServer("pinned", device(0), params(), 0.0, 0.0), DeviceSpec()
     assert own_cores([pinned]) == cores[1:]
     assert own_cores([pinned, dataclasses.replace(pinned, device=free)]) == ()
     assert own_cores([dataclasses.replace(pinned, device=DeviceSpec(cores=cores))]) == ()
@@ -247,7 +247,7 @@ def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
 
 def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:
     """Widths, images and routers of another model are the user's error, before anything runs."""
-    other = dataclasses.replace(_servers()[0], knobs=dataclasses.replace(knobs(False), widths=(0.25, 1.0)))
+    other = dataclasses.replace(_servers()[0], params=dataclasses.replace(params(False), widths=(0.25, 1.0)))
     with pytest.raises(InputError, match="widths"):
         HardwareCluster(ModelFile(path), [other])
     run = _run(model)
@@ -273,7 +273,7 @@ def test_no_garbage_collection_stops_the_router_during_a_run(cluster: HardwareCl
     assert gc.isenabled()
 
 
-def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimResNet) -> None:
+def test_a_killed_worker_comes_back_under_a_new_incarnation(path: Path, model: SlimResNet) -> None:
     """The only server is killed: noticed at once, back after the back-off, and everybody who waited completes."""
     rules, said = Supervision(hang_ns=NS_PER_S, backoff_ns=NS_PER_S // 20), list[str]()
     run = dataclasses.replace(_run(model, 0.5), faults=(Crash(0, NS_PER_S // 4),))
@@ -290,9 +290,9 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimRes
         f"server0: its worker died at {down_s}, as planned; a new worker starts in 0.05 s",
         f"server0: serves again since {up_s}, after {after_s}",
     ]
-    assert [(life.epoch, life.ended) for life in record.agent_logs] == [(1, WORKER_DIED), (2, "")]
-    assert any(isinstance(step.event, BatchFinished) for step in record.agent_logs[1].steps)
-    assert replay_run(record.log, record.agent_logs, router(1), [knobs()]) == []
+    assert [(life.incarnation, life.ended) for life in record.worker_logs] == [(1, WORKER_DIED), (2, "")]
+    assert any(isinstance(step.event, BatchFinished) for step in record.worker_logs[1].steps)
+    assert replay_run(record.log, record.worker_logs, router(1), [params()]) == []
 
 
 # --------------------------------------------------------------------------------------------- nothing is left behind
@@ -300,15 +300,15 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimRes
 
 _SERVE = """
 import time
-if __name__ == "__main__":  # agents read this file, too
+if __name__ == "__main__":  # workers read this file, too
     from hw.router.local_cluster import HardwareCluster
     from hw.router.run_requests import ServedNetwork
     from hw.router.server_port import HardwareServer
     from policies.greedy_scheduler import GreedyKnobs
     from tests.hw.test_emulated_cluster import device, profile
     of = profile()
-    knobs = GreedyKnobs(of.model.widths, {}, 0, 8, 1 << 30)
-    servers = [HardwareServer(f"server{i}", device(of), knobs, 1.0, 2.0) for i in range(2)]
+    parameters = GreedyKnobs(of.model.widths, {}, 0, 8, 1 << 30)
+    servers = [HardwareServer(f"server{i}", device(of), parameters, 1.0, 2.0) for i in range(2)]
     served = ServedNetwork.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
     with HardwareCluster(served, servers) as cluster:
         print(*[slot.agent.pid for slot in cluster.slots], flush=True)
@@ -325,7 +325,7 @@ def _named_memory(family: list[psutil.Process]) -> set[Path]:
 @pytest.mark.usefixtures("usual_interrupts")
 @pytest.mark.parametrize("victim", ["stopped", "helpers"])
 def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
-    """kill -9 of the router, an agent or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
+    """kill -9 of the router, a worker or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
     script = tmp_path / "serve.py"
     script.write_text(_SERVE, encoding="utf-8")
     parent = subprocess.Popen(
@@ -342,7 +342,7 @@ def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
     memory = _named_memory([head, *family])
     assert len(pids) == 2
     assert set(pids) < {process.pid for process in family}
-    helpers = [process.pid for process in family if process.pid not in pids[1:]]  # an agent, and what Python started
+    helpers = [process.pid for process in family if process.pid not in pids[1:]]  # a worker, and what Python started
     kills = {"router": [parent.pid], "stopped": [parent.pid], "helpers": helpers, "interrupt": []}
     if victim == "stopped":
         os.kill(pids[0], signal.SIGSTOP)  # it will not see the end of its pipe

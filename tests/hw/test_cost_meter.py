@@ -29,7 +29,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def _samples(meter: CostMeter) -> list[tuple[Any, ...]]:
     return [
-        (each.kind, each.blocks_at_once, each.images, each.cpu_ns, each.done_ns, each.pause_ns) for each in meter.costs
+        (each.kind, each.micro_batches_at_once, each.images, each.cpu_ns, each.done_ns, each.pause_ns)
+        for each in meter.costs
     ]
 
 
@@ -87,7 +88,7 @@ def test_only_ways_that_began_and_ended_are_told() -> None:
     meter = CostMeter()
     meter.handed(7, 1_000)
     meter.arrived(0, 7, 41_000)
-    meter.arrived(0, 8, 50_000)  # its agent had something else
+    meter.arrived(0, 8, 50_000)  # its worker had something else
     meter.came_back(1, 100_000, 125_000)
     assert [(each.server, each.there, each.at_ns, each.took_ns) for each in meter.handovers] == [
         (0, True, 1_000, 40_000),

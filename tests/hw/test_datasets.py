@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hw.networks.datasets import Pixels, dataset_label, load_dataset
-from hw.networks.network_training import TrainingKnobs, recipe
+from hw.networks.network_training import TrainingParams, recipe
 from kit.errors import InputError
 
 
@@ -196,4 +196,4 @@ def test_a_class_that_cannot_be_made() -> None:
 
 
 def test_sets_of_ones_own_are_trained_on_by_the_default_recipe() -> None:
-    assert recipe("pets@0123", "slimresnet-tiny") == TrainingKnobs()
+    assert recipe("pets@0123", "slimresnet-tiny") == TrainingParams()

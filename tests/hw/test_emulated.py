@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hw.agent.emulated_lanes import EmulatedLanes, EmulatedSensor
-from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.transport.messages import Input, Move, MoveBroken, Moved
 from hw.transport.shared_memory import Arena, LinkLostError
+from hw.worker.emulated_lanes import EmulatedLanes, EmulatedSensor
+from hw.worker.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from kit.errors import InputError
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import (
@@ -47,7 +47,7 @@ class Clock:
         return self.now_ns
 
 
-class Agent:
+class Worker:
     """Lanes with a clock of their own, and all that they told, with the time."""
 
     def __init__(
@@ -107,16 +107,16 @@ def test_passes_and_loads_end_when_the_simulation_says() -> None:
     run = worlds.run(spec, worlds.poisson_s(600, 1.5), 1.5, faults=faults, keep_log=True, seed=3)
     _, record = worlds.simulate(spec, run)
     changes = [(300, 2.5, None), (600, 1.0, None), (700, 1.0, 3), (900, 1.0, None), (1000, 1.0, 0), (1050, 1.0, None)]
-    agent = Agent(profile, seed=3)
+    worker = Worker(profile, seed=3)
     expected: list[tuple[int, str, int]] = []
     loaded: set[tuple[int, float]] = set()
     specs: dict[int, tuple[int, float]] = {}
     for step in (step for step in record.log if step.core == "server:0"):
         while changes and changes[0][0] * MS + 1 <= step.now_ns:
             at_ms, factor, room = changes.pop(0)
-            agent.until(at_ms * MS + 1)
-            agent.lanes.impair(Impairment(factor, room))
-        agent.until(step.now_ns)
+            worker.until(at_ms * MS + 1)
+            worker.lanes.impair(Impairment(factor, room))
+        worker.until(step.now_ns)
         match step.event:
             case BatchFinished(batch=batch):
                 expected.append((step.now_ns, "BatchEnded", batch))
@@ -130,22 +130,22 @@ def test_passes_and_loads_end_when_the_simulation_says() -> None:
         for told in step.commands:
             match told:
                 case RunBatch():
-                    agent.give(told.requests)
-                    agent.lanes.run(told)
+                    worker.give(told.requests)
+                    worker.lanes.run(told)
                 case LoadInstance(instance=instance, segment=segment, width=width):
                     specs[instance] = (segment, width)
-                    agent.lanes.load(instance, segment, width, (segment, width) not in loaded)
+                    worker.lanes.load(instance, segment, width, (segment, width) not in loaded)
                 case UnloadInstance(instance=instance):
-                    agent.lanes.unload(instance)
-    agent.until(record.ended_ns)
-    found = [(now_ns, type(event).__name__, _number(event)) for now_ns, event in agent.told]
+                    worker.lanes.unload(instance)
+    worker.until(record.ended_ns)
+    found = [(now_ns, type(event).__name__, _number(event)) for now_ns, event in worker.told]
     kinds = {kind for _, kind, _ in expected}
     assert kinds == {"BatchEnded", "BatchBroken", "LoadEnded", "UnloadEnded"}
     assert len(expected) > 500
     assert sorted(found) == sorted(expected)
-    assert all(event.late_ns == 0 for event in agent.ended)
+    assert all(event.late_ns == 0 for event in worker.ended)
     started = {(batch.batch, batch.started_ns) for batch in record.batches if batch.server == 0}
-    assert {(event.batch, event.began_ns) for event in agent.ended} == started
+    assert {(event.batch, event.began_ns) for event in worker.ended} == started
 
 
 def _number(event: LaneEvent) -> int:
@@ -180,8 +180,8 @@ SENSOR = {"period_s": 0.05, "lag_s": 0.02, "power_window_s": 0.1, "utilization_w
 def test_the_sensor_shows_what_a_simulated_one_would() -> None:
     """Asked every period, it shows the simulated sensor's averages, as old as its lag; and the same joules."""
     profile = worlds.profile(alpha=0.2, sensor=SENSOR)
-    physics = SimulatedDevice(compile_tables(profile, 32))
-    simulated = WindowedSensor(physics)
+    simulated_device = SimulatedDevice(compile_tables(profile, 32))
+    simulated = WindowedSensor(simulated_device)
     model = device_model(to_bytes(Emulation(profile.to_yaml(), 32)))
     origin_ns, period_ns, lag_ns = 12_345, 50 * MS, 20 * MS
     model.reset(origin_ns)
@@ -194,27 +194,27 @@ def test_the_sensor_shows_what_a_simulated_one_would() -> None:
             model.advance(origin_ns + now_ns)
             model.start(batch, (1, 1.0, 0.0), size, size, origin_ns + now_ns)
             model.advance(origin_ns + now_ns)
-            _run_to(physics, now_ns)
-            physics.start(_running(physics, batch, size), now_ns)
-        _run_to(physics, (tick + 1) * period_ns)
+            _run_to(simulated_device, now_ns)
+            simulated_device.start(_running(simulated_device, batch, size), now_ns)
+        _run_to(simulated_device, (tick + 1) * period_ns)
         power_w, utilization = simulated.read((tick + 1) * period_ns)
         asked_ns = origin_ns + (tick + 1) * period_ns + lag_ns
         model.advance(asked_ns)
         shown.append((model.sample(asked_ns), (power_w, utilization)))
-        assert model.energy_j(asked_ns) >= physics.energy_mj((tick + 1) * period_ns) / 1000
+        assert model.energy_j(asked_ns) >= simulated_device.energy_mj((tick + 1) * period_ns) / 1000
     for found, expected in shown[4:]:
         assert found == pytest.approx(expected)
     assert len({round(power_w) for (power_w, _), _ in shown}) > 5
 
 
-def _running(physics: SimulatedDevice, batch: int, size: int) -> RunningBatch:
-    table = physics.tables.keys[1, 1.0, 0.0]
+def _running(simulated_device: SimulatedDevice, batch: int, size: int) -> RunningBatch:
+    table = simulated_device.tables.keys[1, 1.0, 0.0]
     return RunningBatch(0, batch, table, size, table.latency_ns[size])
 
 
-def _run_to(physics: SimulatedDevice, now_ns: int) -> None:
-    while (ends := physics.next_end()) is not None and ends.end_ns <= now_ns:
-        physics.finish(0, ends.batch, ends.end_ns)
+def _run_to(simulated_device: SimulatedDevice, now_ns: int) -> None:
+    while (ends := simulated_device.next_end()) is not None and ends.end_ns <= now_ns:
+        simulated_device.finish(0, ends.batch, ends.end_ns)
 
 
 # --------------------------------------------------------------------------------------------- what only lanes know
@@ -222,52 +222,52 @@ def _run_to(physics: SimulatedDevice, now_ns: int) -> None:
 
 def test_what_is_noticed_late_is_told_late_and_costs_nobody_else() -> None:
     """The second pass runs alone from the first one's own end on; what is told is that both were seen too late."""
-    agent, in_time = Agent(worlds.profile()), Agent(worlds.profile())
-    for each in (agent, in_time):
+    worker, in_time = Worker(worlds.profile()), Worker(worlds.profile())
+    for each in (worker, in_time):
         each.load(1, 1, 1.0)
         each.load(2, 1, 1.0)
         each.give((1, 2, 3))
         each.lanes.run(command(1, (1,)))
         each.lanes.run(command(2, (2, 3), instance=2))
-    began_ns = agent.clock.now_ns
+    began_ns = worker.clock.now_ns
     in_time.until(began_ns + 1000 * MS)
     expected = in_time.ended
-    agent.clock.now_ns = began_ns + 100 * MS
-    agent.lanes.ring(agent.clock.now_ns)
-    found = agent.ended
+    worker.clock.now_ns = began_ns + 100 * MS
+    worker.lanes.ring(worker.clock.now_ns)
+    found = worker.ended
     assert [(e.batch, e.began_ns, e.ended_ns) for e in found] == [(e.batch, e.began_ns, e.ended_ns) for e in expected]
-    assert [e.late_ns for e in found] == [agent.clock.now_ns - e.ended_ns for e in expected]
-    assert all(e.late_ns > 0 and e.labels == () for e in found)
+    assert [e.late_ns for e in found] == [worker.clock.now_ns - e.ended_ns for e in expected]
+    assert all(e.late_ns > 0 and e.predictions == () for e in found)
 
 
 def test_an_instance_beyond_the_devices_memory_is_refused() -> None:
     profile = worlds.profile(device={"kind": "cuda", "name": "small", "vram_bytes": 180_000_000})
-    agent = Agent(profile)
-    agent.lanes.load(1, 1, 1.0, True)  # 50 MB beside a context of 100 MB
-    agent.lanes.load(2, 1, 1.0, True)
-    agent.until(1000 * MS)
-    by_instance = {_number(event): event for _, event in agent.told}
+    worker = Worker(profile)
+    worker.lanes.load(1, 1, 1.0, True)  # 50 MB beside a context of 100 MB
+    worker.lanes.load(2, 1, 1.0, True)
+    worker.until(1000 * MS)
+    by_instance = {_number(event): event for _, event in worker.told}
     assert by_instance[1] == LoadEnded(1, 50_000_000)
     assert isinstance(by_instance[2], LoadBroken)
     assert by_instance[2].reason == "out_of_memory"
-    agent.lanes.unload(1)
-    agent.until(2000 * MS)
-    assert UnloadEnded(1) in [event for _, event in agent.told]
-    agent.lanes.load(3, 1, 1.0, False)
-    agent.until(3000 * MS)
-    assert LoadEnded(3, 50_000_000) in [event for _, event in agent.told]
+    worker.lanes.unload(1)
+    worker.until(2000 * MS)
+    assert UnloadEnded(1) in [event for _, event in worker.told]
+    worker.lanes.load(3, 1, 1.0, False)
+    worker.until(3000 * MS)
+    assert LoadEnded(3, 50_000_000) in [event for _, event in worker.told]
 
 
 def test_a_batch_that_cannot_run_says_why() -> None:
-    agent = Agent(worlds.profile())
-    agent.load(1, 1, 1.0)
-    agent.give((1,))
-    agent.lanes.run(command(1, (1,), instance=9))
-    agent.lanes.run(command(2, (1,), segment=2, previous=1.0))
-    agent.lanes.run(command(3, (7, 8)))
-    agent.lanes.run(command(4, (1, 9)))
-    agent.until(agent.clock.now_ns + 100 * MS)
-    told = {_number(event): event for _, event in agent.told}
+    worker = Worker(worlds.profile())
+    worker.load(1, 1, 1.0)
+    worker.give((1,))
+    worker.lanes.run(command(1, (1,), instance=9))
+    worker.lanes.run(command(2, (1,), segment=2, previous=1.0))
+    worker.lanes.run(command(3, (7, 8)))
+    worker.lanes.run(command(4, (1, 9)))
+    worker.until(worker.clock.now_ns + 100 * MS)
+    told = {_number(event): event for _, event in worker.told}
     reasons = {number: event.reason for number, event in told.items() if isinstance(event, BatchBroken | BatchEnded)}
     assert reasons == {1: "unknown_instance", 2: "bad_input", 3: "bad_input", 4: "bad_input"}
     last = told[4]
@@ -279,25 +279,25 @@ def test_activations_are_sizes_and_a_move_writes_as_many_bytes() -> None:
     arenas = (Arena(1 << 20), Arena(1 << 20))
     with arenas[1].view(0, 1 << 20) as place:
         place[:] = b"\xff" * (1 << 20)
-    agent = Agent(worlds.profile(), arenas=arenas)
-    agent.load(1, 1, 1.0)
-    agent.give((1, 2), 3072)
-    agent.lanes.run(command(1, (1, 2)))
-    agent.until(agent.clock.now_ns + 100 * MS)
-    moved = agent.lanes.move(Move(5, 1, 4096, (1, 2)))
+    worker = Worker(worlds.profile(), arenas=arenas)
+    worker.load(1, 1, 1.0)
+    worker.give((1, 2), 3072)
+    worker.lanes.run(command(1, (1, 2)))
+    worker.until(worker.clock.now_ns + 100 * MS)
+    moved = worker.lanes.move(Move(5, 1, 4096, (1, 2)))
     assert moved is not None
     assert (moved.transfer, moved.shape, moved.dtype) == (5, (65536,), "uint8")  # of segment 1 at full width
     with arenas[1].view(0, 1 << 20) as place:
         written = [index for index, byte in enumerate(place) if byte != 0xFF]
     assert written == list(range(4096, 4096 + 2 * 65536))
     with pytest.raises(ValueError, match="not within"):
-        agent.lanes.move(Move(6, 1, 1 << 20, (1, 2)))
-    agent.lanes.forget((2,))
+        worker.lanes.move(Move(6, 1, 1 << 20, (1, 2)))
+    worker.lanes.forget((2,))
     with pytest.raises(KeyError):
-        agent.lanes.move(Move(7, 1, 0, (1, 2)))
-    agent.give((3,), 100)
+        worker.lanes.move(Move(7, 1, 0, (1, 2)))
+    worker.give((3,), 100)
     with pytest.raises(ValueError, match="in one move"):
-        agent.lanes.move(Move(8, 1, 0, (1, 3)))
+        worker.lanes.move(Move(8, 1, 0, (1, 3)))
 
 
 class SlowArena(Arena):
@@ -320,15 +320,15 @@ class SlowArena(Arena):
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_nobody_waits_for_a_move_to_another_host(is_lost: bool) -> None:
-    """The agent's thread goes on at once; the answer comes when the bytes are there, or can't be."""
+    """The worker's thread goes on at once; the answer comes when the bytes are there, or can't be."""
     far = SlowArena(1 << 20)
-    agent, far.is_lost = Agent(worlds.profile(), arenas=(Arena(1 << 20), far)), is_lost
-    agent.give((1,), 100)
-    assert agent.lanes.move(Move(5, 1, 64, (1,), "there:1")) is None
-    assert not [event for _, event in agent.told if isinstance(event, MoveEnded)]
+    worker, far.is_lost = Worker(worlds.profile(), arenas=(Arena(1 << 20), far)), is_lost
+    worker.give((1,), 100)
+    assert worker.lanes.move(Move(5, 1, 64, (1,), "there:1")) is None
+    assert not [event for _, event in worker.told if isinstance(event, MoveEnded)]
     far.goes_on.set()
     until_s = time.monotonic() + 10.0
-    while not (told := [event for _, event in agent.told if isinstance(event, MoveEnded)]):
+    while not (told := [event for _, event in worker.told if isinstance(event, MoveEnded)]):
         assert time.monotonic() < until_s
     assert far.asked == [(64, 100, "there:1")]
     (ended,) = told
@@ -342,7 +342,7 @@ def test_nobody_waits_for_a_move_to_another_host(is_lost: bool) -> None:
 def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
     """It moves as others do, and is found out where labels are read, as in a network."""
     arenas = (Arena(1 << 20), Arena(1 << 20))
-    first, second = Agent(worlds.profile(), arenas=arenas), Agent(worlds.profile(), arenas=arenas, own=1)
+    first, second = Worker(worlds.profile(), arenas=arenas), Worker(worlds.profile(), arenas=arenas, own=1)
     images = np.zeros((3, 768), np.float32)
     images[1] = np.nan
     with arenas[0].view(0, images.nbytes) as place:
@@ -359,11 +359,11 @@ def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
     second.lanes.run(command(1, (5, 6), segment=4, previous=1.0))
     second.until(second.clock.now_ns + 100 * MS)
     (ended,) = second.ended
-    assert (ended.failed, ended.reason) == ((6,), "no_label")
+    assert (ended.failed, ended.reason) == ((6,), "no_prediction")
     second.lanes.run(command(2, (6,), segment=4, previous=1.0))
     second.until(second.clock.now_ns + 100 * MS)
     assert isinstance(broken := second.told[-1][1], BatchBroken)
-    assert broken.reason == "no_label"
+    assert broken.reason == "no_prediction"
     second.lanes.forget((6,))
     second.give((6,))  # it comes again, whole
     second.lanes.run(command(3, (6,), segment=4, previous=1.0))
@@ -374,16 +374,16 @@ def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
 
 
 def test_after_the_last_segment_nothing_is_kept_and_a_reset_forgets_the_rest() -> None:
-    agent = Agent(worlds.profile())
-    agent.load(1, 4, 1.0)
-    agent.give((1, 2, 3))
-    agent.lanes.run(command(1, (1, 2), segment=4, previous=1.0))
-    agent.until(agent.clock.now_ns + 100 * MS)
-    agent.give((4,))
-    agent.lanes.run(command(2, (3,), segment=4, previous=1.0))
-    assert agent.lanes.reset() == 2  # 3, which runs, and 4
-    assert agent.lanes.next_ns is None
-    assert agent.lanes.used_bytes == 0
+    worker = Worker(worlds.profile())
+    worker.load(1, 4, 1.0)
+    worker.give((1, 2, 3))
+    worker.lanes.run(command(1, (1, 2), segment=4, previous=1.0))
+    worker.until(worker.clock.now_ns + 100 * MS)
+    worker.give((4,))
+    worker.lanes.run(command(2, (3,), segment=4, previous=1.0))
+    assert worker.lanes.reset() == 2  # 3, which runs, and 4
+    assert worker.lanes.next_ns is None
+    assert worker.lanes.used_bytes == 0
 
 
 # ------------------------------------------------------------------------------------------------------ the model
@@ -438,8 +438,8 @@ def test_what_is_no_profile_is_refused() -> None:
 def test_a_process_that_emulates_a_device_opens_no_torch() -> None:
     """It would cost each of them seconds, hundreds of megabytes, and threads."""
     code = (
-        "import sys, hw.router.agent_handles, hw.agent.emulated_lanes, hw.telemetry, sim.emulated_device\n"
-        "from hw.agent.emulated_lanes import EmulatedDevice\n"
+        "import sys, hw.router.worker_handles, hw.worker.emulated_lanes, hw.telemetry, sim.emulated_device\n"
+        "from hw.worker.emulated_lanes import EmulatedDevice\n"
         "EmulatedDevice(sim.emulated_device.FACTORY, bytes.fromhex(sys.argv[1]), 'toy').model()\n"
         "print([name for name in ('torch', 'numba') if name in sys.modules])"
     )

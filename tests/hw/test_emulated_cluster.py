@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hw.agent.emulated_lanes import EmulatedDevice
 from hw.router.local_cluster import HardwareCluster
 from hw.router.router_loop import Routing
 from hw.router.run_requests import HardwareRun, ServedNetwork
 from hw.router.server_port import HardwareServer, RemoteServer
+from hw.worker.emulated_lanes import EmulatedDevice
 from policies.faults import Crash, Fault, Supervision
 from policies.interfaces import RewardWeights
 from policies.run_records import RunRecord
@@ -40,7 +40,7 @@ def cluster() -> Iterator[HardwareCluster]:
     of, spec = profile(), worlds.cluster([profile(), profile()])
     model = of.model
 
-    servers = [HardwareServer(s.name, device(of), s.knobs, 10.0, 30.0, sensor_period_s=0.05) for s in spec.servers]
+    servers = [HardwareServer(s.name, device(of), s.params, 10.0, 30.0, sensor_period_s=0.05) for s in spec.servers]
     served = ServedNetwork.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
     with HardwareCluster(served, servers, supervision=RULES) as opened:
         yield opened
@@ -67,7 +67,7 @@ def found(cluster: HardwareCluster) -> RunRecord:
 
 
 def test_labels_are_what_is_known_of_each_request(found: RunRecord) -> None:
-    """Every image passes all segments, and no agent has said anything of its label."""
+    """Every image passes all segments, and no worker has said anything of its label."""
     assert {request.status for request in found.requests} == {"completed"}
     assert all(request.correct == (request.request % 3 == 0) for request in found.requests)
     assert all(len(request.widths) == 4 for request in found.requests)
@@ -107,7 +107,7 @@ def test_a_device_that_is_slow_on_purpose_is_not_stuck() -> None:
     of, spec = profile(), worlds.cluster([profile(), profile()])
     devices = [replace(device(of), slowdown=slowdown) for slowdown in (1.0, 20.0)]
     served = ServedNetwork.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
-    servers = [HardwareServer(s.name, d, s.knobs, 10.0, 30.0) for s, d in zip(spec.servers, devices, strict=True)]
+    servers = [HardwareServer(s.name, d, s.params, 10.0, 30.0) for s, d in zip(spec.servers, devices, strict=True)]
     opened = HardwareCluster(served, servers, supervision=RULES)
     patience_ns = [opened._service(index).supervision.stuck_ns for index in range(2)]
     assert patience_ns == [RULES.stuck_ns, 20 * RULES.stuck_ns]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.agent.instances import MAY_LOSE, WORTH, Way, _Runner, quickest, race, raced
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
 from hw.subprocesses import here
+from hw.worker.instances import MAY_LOSE, WORTH, Way, _Runner, quickest, race, raced
 from kit.errors import InputError, WorkError
 
 LAST, FIRST = DeviceSpec(channels_last=True), DeviceSpec(channels_last=False)
@@ -20,7 +20,7 @@ HALF = DeviceSpec(channels_last=False, dtype="bfloat16")
 @pytest.fixture(autouse=True)
 def _opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a device would change this very process: its cores, its niceness."""
-    monkeypatch.setattr("hw.agent.instances.open_device", lambda device: torch.device("cpu"))
+    monkeypatch.setattr("hw.worker.instances.open_device", lambda device: torch.device("cpu"))
 
 
 def _ways(*seconds: float, agreement: float = 1.0, first: float = 1.0) -> list[Way]:
@@ -57,13 +57,13 @@ def test_each_way_is_timed_on_the_same_images(path: Path) -> None:
 
 def test_other_labels_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way is held against the CPU's float32: the first one may be the one that computes something else."""
-    as_they_are = _Runner.labels
+    as_they_are = _Runner.predictions
 
-    def labels(self: _Runner, images: torch.Tensor) -> torch.Tensor:
+    def predictions(self: _Runner, images: torch.Tensor) -> torch.Tensor:
         is_half = self._maker.device.dtype == "bfloat16"
         return as_they_are(self, images) + (is_half & (images[:, 0, 0, 0] > 0.5))
 
-    monkeypatch.setattr(_Runner, "labels", labels)
+    monkeypatch.setattr(_Runner, "predictions", predictions)
     half, full = raced(ModelFile(path), (HALF, FIRST), [2])
     assert full.agreement == 1.0
     assert half.agreement == pytest.approx(0.69, abs=0.1)
@@ -74,13 +74,13 @@ def test_a_race_leaves_nothing_behind_and_tells_what_is_wrong(
 ) -> None:
     """It runs in a process of its own; a file that is no model is the user's mistake, a lost device is not."""
     assert [way.device for way in race(ModelFile(path), (LAST, FIRST), [1])] == [LAST, FIRST]
-    monkeypatch.setattr("hw.agent.instances.apart", here)  # each such process opens torch anew
+    monkeypatch.setattr("hw.worker.instances.apart", here)  # each such process opens torch anew
     with pytest.raises(InputError):
         race(ModelFile(tmp_path / "none.safetensors"), (LAST, FIRST), [1])
 
     def lost(device: DeviceSpec) -> torch.device:
         raise WorkError("the device is lost")
 
-    monkeypatch.setattr("hw.agent.instances.open_device", lost)
+    monkeypatch.setattr("hw.worker.instances.open_device", lost)
     with pytest.raises(WorkError, match="cuda:0 can't be timed: the device is lost"):
         race(ModelFile(path), (DeviceSpec(kind="cuda"),), [1])

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from hw.agent.cuda import Streams, give_back, is_broken, lacks_memory, own_stream, refused_by_mode, unseen, unserved
-from hw.agent.instances import open_measured
 from hw.device_settings import MATHS, DeviceSpec
-from tests.hw.fake_nvml import FakeBoard, FakeNvml
+from hw.worker.cuda import Streams, give_back, is_broken, lacks_memory, own_stream, refused_by_mode, unseen, unserved
+from hw.worker.instances import open_measured
+from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 ADVICE = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
@@ -76,7 +76,7 @@ def test_a_gpu_that_the_installed_torch_was_not_built_for_is_known(
 
 
 @pytest.mark.parametrize(
-    ("mode", "agents", "is_refused"),
+    ("mode", "workers", "is_refused"),
     [
         ("default", 4, False),
         ("", 4, False),
@@ -85,9 +85,9 @@ def test_a_gpu_that_the_installed_torch_was_not_built_for_is_known(
         ("prohibited", 1, True),
     ],
 )
-def test_a_mode_that_refuses_processes_is_known(mode: str, agents: int, is_refused: bool) -> None:
+def test_a_mode_that_refuses_processes_is_known(mode: str, workers: int, is_refused: bool) -> None:
     """With what an administrator can do about it."""
-    assert ("nvidia-smi -c DEFAULT" in refused_by_mode(mode, agents)) == is_refused
+    assert ("nvidia-smi -c DEFAULT" in refused_by_mode(mode, workers)) == is_refused
 
 
 def test_streams_are_used_again_and_shared_by_nobody() -> None:
@@ -143,7 +143,7 @@ def test_devices_are_counted_as_their_sensors_are() -> None:
 def test_threads_of_a_pass_sleep_while_they_wait() -> None:
     """OpenMP's own way is to spin, on cores that other lanes need."""
     told = {**os.environ, "OMP_DISPLAY_ENV": "verbose"}
-    code = "import hw.agent.instances"
+    code = "import hw.worker.instances"
     done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True)
     assert "GOMP_SPINCOUNT = '0'" in done.stderr
 
@@ -158,42 +158,42 @@ def test_how_threads_wait_is_in_a_profile_of_several(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("told", "wanted"), [(600 << 20, 600 << 20), (None, 1100 << 20)])
 def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though another one opens the device meanwhile; where nobody tells by process it is what the device lost."""
-    board = FakeBoard(processes=[os.getpid(), 1], process_bytes={os.getpid(): told}, vram_used_bytes=1 << 30)
+    nvml_device = FakeNvmlDevice(processes=[os.getpid(), 1], process_bytes={os.getpid(): told}, vram_used_bytes=1 << 30)
     opened: list[torch.device] = []
 
     def open_device(device: DeviceSpec) -> torch.device:
-        board.vram_used_bytes += 1100 << 20  # this one's and another one's
+        nvml_device.vram_used_bytes += 1100 << 20  # this one's and another one's
         return PLACE
 
-    monkeypatch.setattr("hw.agent.instances.load_nvml", lambda: FakeNvml(board))
-    monkeypatch.setattr("hw.agent.instances.open_device", open_device)
-    monkeypatch.setattr("hw.agent.instances._open_libraries", opened.append)
+    monkeypatch.setattr("hw.worker.instances.load_nvml", lambda: FakeNvml(nvml_device))
+    monkeypatch.setattr("hw.worker.instances.open_device", open_device)
+    monkeypatch.setattr("hw.worker.instances._open_libraries", opened.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert open_measured(DeviceSpec(kind="cuda")) == (PLACE, wanted)
     assert opened == [PLACE]
 
 
-def test_a_context_is_not_taken_for_that_of_an_agent_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_is_not_taken_for_that_of_an_worker_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody tells by process: they open the device one after another, whatever is started side by side."""
-    board, size_bytes = FakeBoard(vram_used_bytes=1 << 30), 1100 << 20
+    nvml_device, size_bytes = FakeNvmlDevice(vram_used_bytes=1 << 30), 1100 << 20
 
     def open_device(device: DeviceSpec) -> torch.device:
-        board.vram_used_bytes += size_bytes
+        nvml_device.vram_used_bytes += size_bytes
         time.sleep(0.2)
         return PLACE
 
-    monkeypatch.setattr("hw.agent.instances.load_nvml", lambda: FakeNvml(board))
-    monkeypatch.setattr("hw.agent.instances.open_device", open_device)
-    monkeypatch.setattr("hw.agent.instances._open_libraries", lambda place: None)
+    monkeypatch.setattr("hw.worker.instances.load_nvml", lambda: FakeNvml(nvml_device))
+    monkeypatch.setattr("hw.worker.instances.open_device", open_device)
+    monkeypatch.setattr("hw.worker.instances._open_libraries", lambda place: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with ThreadPoolExecutor(2) as agents:
-        assert list(agents.map(open_measured, [DeviceSpec(kind="cuda")] * 2)) == [(PLACE, size_bytes)] * 2
+    with ThreadPoolExecutor(2) as workers:
+        assert list(workers.map(open_measured, [DeviceSpec(kind="cuda")] * 2)) == [(PLACE, size_bytes)] * 2
 
 
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"boards": 0}, ""),
+        ({"nvml_devices": 0}, ""),
         ({"built_for": None}, "is built without CUDA"),
         ({"serves": (11, 8)}, "serves CUDA 11.8, torch is built for 12.6; install a newer driver"),
         ({"serves": (12, 2)}, "torch does not"),  # a later minor version needs no newer driver
@@ -204,7 +204,13 @@ def test_a_context_is_not_taken_for_that_of_an_agent_beside(monkeypatch: pytest.
 )
 def test_why_torch_sees_no_gpu(given: dict[str, Any], said: str) -> None:
     """Nothing is made up where there is none."""
-    usual: dict[str, Any] = {"boards": 1, "driver": "560.1", "serves": (12, 6), "built_for": "12.6", "visible": None}
+    usual: dict[str, Any] = {
+        "nvml_devices": 1,
+        "driver": "560.1",
+        "serves": (12, 6),
+        "built_for": "12.6",
+        "visible": None,
+    }
     found = unseen(**{**usual, "mig": False, **given})
     assert (said in found) if said else found == ""
 
@@ -221,7 +227,7 @@ def test_a_stream_of_ones_own_is_given_back(monkeypatch: pytest.MonkeyPatch) -> 
         finally:
             current[0] = before
 
-    monkeypatch.setattr("hw.agent.cuda.STREAMS", Streams(lambda place: f"stream {next(made)}"))
+    monkeypatch.setattr("hw.worker.cuda.STREAMS", Streams(lambda place: f"stream {next(made)}"))
     monkeypatch.setattr("torch.cuda.stream", stream)
     place = torch.device("cuda", 0)
 

@@ -12,16 +12,16 @@ from typing import TypeVar
 import pytest
 import torch
 
-from hw.agent.activations import HANDED_OVER, Activations, KeptBlocks, MemoryBudget, tensor_in
-from hw.agent.cuda import BROKEN_EXIT
-from hw.agent.gpu_lanes import FlightWaker, GpuLanes, SharedGpu
-from hw.agent.instances import Instances, Lane
-from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SlimResNet
 from hw.networks.servable import Instance
 from hw.transport.messages import Input, Move, Moved
 from hw.transport.shared_memory import Arena
+from hw.worker.activations import HANDED_OVER, Activations, KeptMicroBatches, MemoryBudget, tensor_in
+from hw.worker.cuda import BROKEN_EXIT
+from hw.worker.gpu_lanes import FlightWaker, GpuLanes, SharedGpu
+from hw.worker.instances import Instances, Lane
+from hw.worker.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
 
@@ -75,7 +75,7 @@ class Desk:
         self.arenas = (Arena(1 << 22), Arena(1 << 22))
         self.spec = spec or DeviceSpec(channels_last=False)
         self.budget = MemoryBudget(self.spec.vram_bytes)
-        self.store = Activations(self.arenas, 0, CPU, KeptBlocks(self.budget))
+        self.store = Activations(self.arenas, 0, CPU, KeptMicroBatches(self.budget))
         self.maker = Instances(model, path, self.spec, CPU, budget=self.budget)
         self.loader = Lane(self.spec, CPU)
         self.neighbours: dict[int, Activations] = {}
@@ -144,7 +144,7 @@ def test_requests_are_labelled_as_by_the_model(desk: Desk) -> None:
         desk.submit(segment, (9, 2, 5), segment, previous, padded=4)
         ended, previous = desk.wait(BatchEnded), 1.0
     right = desk.model(images[[1, 2, 0]], (1.0,) * 3)
-    assert ended.labels == tuple(right.argmax(1).tolist())
+    assert ended.predictions == tuple(right.argmax(1).tolist())
     torch.testing.assert_close(
         torch.frombuffer(bytearray(ended.scores), dtype=torch.float32).reshape(3, -1), right, rtol=1e-4, atol=1e-4
     )
@@ -275,7 +275,7 @@ def test_the_next_run_keeps_what_it_preloads(desk: Desk, monkeypatch: pytest.Mon
 
 def test_servers_of_one_process_hand_activations_over(desk: Desk, model: SlimResNet, path: Path) -> None:
     """Nothing is written to an arena; images, which lie in one whose place will be another's, are."""
-    other = Activations(desk.arenas, 1, CPU, KeptBlocks(MemoryBudget(1 << 20)))
+    other = Activations(desk.arenas, 1, CPU, KeptMicroBatches(MemoryBudget(1 << 20)))
     desk.neighbours[1] = other
     desk.load(1, 1)
     desk.give((1, 2), _images(2))
@@ -324,7 +324,7 @@ def test_a_waker_looks_at_passes_and_sleeps_otherwise(desk: Desk, monkeypatch: p
     desk.give((1,), _images(1))
     desk.device.done = desk.device.marks
     desk.submit(1, (1,), 1, IMAGE)
-    monkeypatch.setattr("hw.agent.gpu_lanes._LOOK_NS", 10**12)
+    monkeypatch.setattr("hw.worker.gpu_lanes._LOOK_NS", 10**12)
     slept.clear()
     assert not waker.wait(sleep, 0)
     assert slept == [0.0, 0.0, 0.0]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hw.agent.cuda import CAPTURING, CudaReplay, GraphedInstance, Repeated, Rooms, empty_cache
-from hw.agent.instances import Instances, serve
-from hw.agent.torch_lanes import captures_of
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SlimResNet
 from hw.networks.servable import Instance, rows_of
 from hw.transport.messages import Captures
+from hw.worker.cuda import CAPTURING, CudaReplay, GraphedInstance, Repeated, Rooms, empty_cache
+from hw.worker.instances import Instances, serve
+from hw.worker.torch_lanes import captures_of
 from policies.vocabulary import IMAGE
 
 CPU = torch.device("cpu")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hw.transport.agent_port import PLACED, header
 from hw.transport.direct_transfers import FarArena, Landing, Routes
 from hw.transport.peers import Hello, Listener, connected, fresh_certificate
 from hw.transport.shared_memory import Arena, LinkLostError
+from hw.transport.worker_port import PLACED, header
 from kit.errors import WorkError
 
 HOST, SIZE, WAIT_S = "127.0.0.1", 1 << 21, 10.0
@@ -41,7 +41,7 @@ def test_who_has_the_certificate_is_let_in_says_who_it_is_and_is_not_overheard()
     with gate() as (opened, admitted):
         end = connected(opened.address, OURS, Hello(7, "somewhere:1"))
         hello, other = admitted.get(timeout=WAIT_S)
-        assert (hello.incarnation, hello.address) == (7, "somewhere:1")
+        assert (hello.worker_id, hello.address) == (7, "somewhere:1")
         assert end.version() == other.version() == "TLSv1.3"
         assert end.cipher() is not None
         end.close()
@@ -49,7 +49,7 @@ def test_who_has_the_certificate_is_let_in_says_who_it_is_and_is_not_overheard()
 
 
 def test_who_has_another_one_believes_nobody_and_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an agent before a stranger's gate; and as a stranger who would believe ours."""
+    """As a worker before a stranger's gate; and as a stranger who would believe ours."""
     with gate() as (opened, admitted):
         with pytest.raises(OSError, match="verify failed"):
             connected(opened.address, ANOTHER, Hello(7))
@@ -95,7 +95,7 @@ def test_strangers_that_trickle_shut_no_gate(monkeypatch: pytest.MonkeyPatch) ->
         finally:
             is_over.set()
             trickling.join()
-        assert hello.incarnation == 7
+        assert hello.worker_id == 7
         for each in (*strangers, friend, other):
             each.close()
 
@@ -106,7 +106,7 @@ def test_a_host_without_openssl_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         fresh_certificate()
 
 
-# ------------------------------------------------------------------------------------------------- the agents' arenas
+# ------------------------------------------------------------------------------------------------- the workers' arenas
 
 
 @contextlib.contextmanager

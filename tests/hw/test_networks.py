@@ -404,7 +404,7 @@ def test_fused_attention_is_counted() -> None:
 
 
 def test_lanes_count_in_turns() -> None:
-    """Two threads under a mode at once can leave torch with a freed operator: an agent died of it."""
+    """Two threads under a mode at once can leave torch with a freed operator: a worker died of it."""
     first_is_in, second_is_in, met = Event(), Event(), list[bool]()
 
     def first() -> Tensor:

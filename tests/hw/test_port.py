@@ -17,10 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from hw.transport.agent_port import (
+from hw.transport.messages import FromWorker, Message, Ping, Pong, ToWorker
+from hw.transport.peers import Encrypted, Hello, Listener, OffsetEstimate, connected, fresh_certificate
+from hw.transport.shared_memory import Arena, steps_of
+from hw.transport.worker_port import (
     LOGGED,
     PLACED,
-    AgentEnd,
     Codec,
     Mirror,
     Port,
@@ -28,13 +30,11 @@ from hw.transport.agent_port import (
     PortClosedError,
     RouterEnd,
     SentLog,
+    WorkerEnd,
     encode,
     header,
     socket_pair,
 )
-from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
-from hw.transport.peers import Encrypted, Hello, Listener, OffsetEstimate, connected, fresh_certificate
-from hw.transport.shared_memory import Arena, steps_of
 from policies.vocabulary import TimerFired
 
 Connection = socket.socket | Encrypted
@@ -45,7 +45,7 @@ CERTIFICATE = fresh_certificate()
 
 
 def near() -> tuple[Connection, Connection]:
-    """The router's and the agent's, on one host."""
+    """The router's and the worker's, on one host."""
     return socket_pair()
 
 
@@ -60,20 +60,20 @@ def far() -> tuple[Connection, Connection]:
 
 
 class Joined:
-    """An agent joined to a router, its arena, the log that the router has heard."""
+    """A worker joined to a router, its arena, the log that the router has heard."""
 
     def __init__(self, ends: tuple[Connection, Connection]) -> None:
         self.raw = ends[0]
         self.heard = bytearray()
         self.arena = Arena(ARENA_BYTES)
-        self.router = RouterEnd(FromAgent, ends[0], heard=self._hear)
-        self.agent = AgentEnd(ToAgent, ends[1], self.arena)
+        self.router = RouterEnd(FromWorker, ends[0], heard=self._hear)
+        self.worker = WorkerEnd(ToWorker, ends[1], self.arena)
 
     def _hear(self, steps: bytes) -> None:
         self.heard.extend(steps) if steps else self.heard.clear()
 
     def send_raw(self, body: bytes, share: float = 1.0) -> None:
-        """A frame to the agent; or its first part, and then the end."""
+        """A frame to the worker; or its first part, and then the end."""
         data = header(0, len(body)) + body
         self.raw.send(data[: round(share * len(data))])
         if share < 1.0:
@@ -84,7 +84,7 @@ class Joined:
 def joined(request: pytest.FixtureRequest) -> Iterator[Joined]:
     made = Joined(request.param())
     yield made
-    for each in (made.router, made.agent, made.arena):
+    for each in (made.router, made.worker, made.arena):
         each.close()
 
 
@@ -94,8 +94,8 @@ def router(joined: Joined) -> RouterEnd:
 
 
 @pytest.fixture
-def agent(joined: Joined) -> AgentEnd:
-    return joined.agent
+def worker(joined: Joined) -> WorkerEnd:
+    return joined.worker
 
 
 def said(end: Port[Any, Any], messages: Sequence[Message]) -> None:
@@ -129,30 +129,30 @@ def in_time(act: Callable[[], object]) -> None:
 # ----------------------------------------------------------------------------------------------------------- messages
 
 
-def test_a_long_frame_is_collected_in_one_place(agent: AgentEnd) -> None:
+def test_a_long_frame_is_collected_in_one_place(worker: WorkerEnd) -> None:
     """What has come is not copied at each piece, or a frame of 32 MB would take seconds."""
     body = encode([Ping(number) for number in range(30_000)])
     data, place, found = header(0, len(body)) + body, None, list[Any]()
     for at in range(0, len(data), 1000):
         assert not found
-        agent._take(data[at : at + 1000], found)
-        place = place or agent._unread
-        assert agent._unread is place or found
+        worker._take(data[at : at + 1000], found)
+        place = place or worker._unread
+        assert worker._unread is place or found
     assert found == [Ping(number) for number in range(30_000)]
-    assert not agent._unread
+    assert not worker._unread
 
 
-def test_messages_come_in_their_order_in_both_directions(router: RouterEnd, agent: AgentEnd) -> None:
+def test_messages_come_in_their_order_in_both_directions(router: RouterEnd, worker: WorkerEnd) -> None:
     """However many travel together; the receiver gets several in one go."""
     said(router, [Ping(0)])
     said(router, [Ping(1), Ping(2)])
-    said(agent, [Pong(number, 5) for number in range(3)])
-    assert is_readable(agent, WAIT_S)
-    assert list(agent.receive()) == [Ping(0), Ping(1), Ping(2)]
+    said(worker, [Pong(number, 5) for number in range(3)])
+    assert is_readable(worker, WAIT_S)
+    assert list(worker.receive()) == [Ping(0), Ping(1), Ping(2)]
     assert heard(router, 3) == [Pong(number, 5) for number in range(3)]
 
 
-def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, agent: AgentEnd) -> None:
+def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, worker: WorkerEnd) -> None:
     """Nobody reads: sooner or later the port is full and says so. What it did not take goes later, in its order."""
     sent = 0
 
@@ -172,26 +172,26 @@ def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, agent: Agent
     found: list[Any] = []
     while len(found) <= sent:
         router.flush()
-        assert is_readable(agent, WAIT_S), f"{len(found)} of {sent + 1} have come"
-        found += agent.receive()
+        assert is_readable(worker, WAIT_S), f"{len(found)} of {sent + 1} have come"
+        found += worker.receive()
     assert found == [Ping(number) for number in range(sent + 1)]
     assert router.flush()
 
 
-def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, agent: AgentEnd) -> None:
+def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, worker: WorkerEnd) -> None:
     """And the end is told as often as one asks."""
     said(router, [Ping(number) for number in range(MANY)])
     router.close()
-    assert heard(agent, MANY) == [Ping(number) for number in range(MANY)]
+    assert heard(worker, MANY) == [Ping(number) for number in range(MANY)]
     for _ in range(2):
         with pytest.raises(PortClosedError):
-            agent.receive()
+            worker.receive()
 
 
-def test_who_is_gone_is_told_to_who_looks_and_soon_to_who_sends(router: RouterEnd, agent: AgentEnd) -> None:
+def test_who_is_gone_is_told_to_who_looks_and_soon_to_who_sends(router: RouterEnd, worker: WorkerEnd) -> None:
     """However often it is closed."""
-    agent.close()
-    agent.close()
+    worker.close()
+    worker.close()
     assert is_readable(router, WAIT_S)
     with pytest.raises(PortClosedError):
         router.receive()
@@ -217,11 +217,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, agent: AgentEnd) -> None:
+def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, worker: WorkerEnd) -> None:
     joined.send_raw(OTHERS[what])
-    assert is_readable(agent, WAIT_S)
+    assert is_readable(worker, WAIT_S)
     with pytest.raises(PortBrokenError):
-        agent.receive()
+        worker.receive()
 
 
 def placed(offset: int, length: int) -> bytes:
@@ -235,31 +235,31 @@ def placed(offset: int, length: int) -> bytes:
         (placed(ARENA_BYTES, 1), "not within an arena"),
         (placed(ARENA_BYTES - 5, 10), "not within an arena"),
         (placed(1 << 40, 8), "not within an arena"),
-        (header(LOGGED, 5) + b"what?", "from agents only"),
+        (header(LOGGED, 5) + b"what?", "from workers only"),
     ],
 )
-def test_a_frame_that_can_not_be_breaks_the_port(frame: bytes, problem: str, joined: Joined, agent: AgentEnd) -> None:
+def test_a_frame_that_can_not_be_breaks_the_port(frame: bytes, problem: str, joined: Joined, worker: WorkerEnd) -> None:
     joined.raw.send(frame)
-    assert is_readable(agent, WAIT_S)
+    assert is_readable(worker, WAIT_S)
     with pytest.raises(PortBrokenError, match=problem):
-        agent.receive()
+        worker.receive()
 
 
 def test_activations_are_not_for_the_router(joined: Joined) -> None:
-    joined.agent.place(0, memoryview(b"what?"))
+    joined.worker.place(0, memoryview(b"what?"))
     assert is_readable(joined.router, WAIT_S)
     with pytest.raises(PortBrokenError, match="not within an arena"):
         joined.router.receive()
 
 
-def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, agent: AgentEnd) -> None:
+def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, worker: WorkerEnd) -> None:
     """It is neither taken for another one nor for an orderly end."""
     joined.send_raw(encode([Ping(number) for number in range(10)]), share=0.5)
     with pytest.raises(PortBrokenError):
-        heard(agent, 10)
+        heard(worker, 10)
 
 
-KINDS = (*typing.get_args(ToAgent), *typing.get_args(FromAgent))
+KINDS = (*typing.get_args(ToWorker), *typing.get_args(FromWorker))
 
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])  # some messages have narrow fields
@@ -272,7 +272,7 @@ def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) 
         body = encode([message, message])
     except OverflowError:  # more than 64 bits, which no field has
         reject()
-    codec: Codec[Any] = Codec(ToAgent if kind in typing.get_args(ToAgent) else FromAgent)
+    codec: Codec[Any] = Codec(ToWorker if kind in typing.get_args(ToWorker) else FromWorker)
     again, other = codec.decode(body)
     assert type(again) is type(other) is kind
     assert repr(again) == repr(message)  # in which even a float that is no number equals itself
@@ -281,7 +281,7 @@ def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) 
 # ---------------------------------------------------------------------------------------- activations, logs, joining
 
 
-def test_what_the_router_has_written_is_there_when_its_agent_hears_of_it(joined: Joined) -> None:
+def test_what_the_router_has_written_is_there_when_its_worker_hears_of_it(joined: Joined) -> None:
     """More than the kernel takes at once, from a router that never waits; those bytes, there, and nothing beside."""
     mirror = Mirror(ARENA_BYTES, lambda: joined.router)
     for number in range(1, 5):
@@ -291,8 +291,8 @@ def test_what_the_router_has_written_is_there_when_its_agent_hears_of_it(joined:
         joined.router.post(Ping(number))
         while not found:
             joined.router.flush()
-            assert is_readable(joined.agent, WAIT_S)
-            found = list(joined.agent.receive())
+            assert is_readable(joined.worker, WAIT_S)
+            found = list(joined.worker.receive())
         assert found == [Ping(number)]
         assert bytes(joined.arena.view(0, ARENA_BYTES)) == bytes(512) + data + bytes(512)
     mirror.close()
@@ -300,7 +300,7 @@ def test_what_the_router_has_written_is_there_when_its_agent_hears_of_it(joined:
 
 def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
     """Whoever writes them may not have heard of it yet."""
-    joined.agent.close()
+    joined.worker.close()
     for _ in range(3):
         joined.router.place(0, memoryview(bytes(64)))
     assert is_readable(joined.router, WAIT_S)
@@ -310,25 +310,25 @@ def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
 
 def test_a_log_is_there_before_the_word_that_comes_after_it(joined: Joined) -> None:
     """Which the router has heard of then; a new run begins it anew."""
-    log = SentLog(joined.agent)
+    log = SentLog(joined.worker)
     for number in range(50):
         log.append(number, TimerFired(), ())
         log.write()
-        said(joined.agent, [Pong(number, 0)])
+        said(joined.worker, [Pong(number, 0)])
         heard(joined.router, 1)
         assert [step.now_ns for step in steps_of(bytes(joined.heard), 0)] == list(range(number + 1))
     log.append(99, TimerFired(), ())
     log.clear()
-    said(joined.agent, [Pong(99, 0)])
+    said(joined.worker, [Pong(99, 0)])
     heard(joined.router, 1)
     assert not joined.heard
 
 
 @pytest.mark.parametrize("ends", [near, far])
-def test_an_agent_that_is_still_to_come_is_waited_for(ends: Callable[[], tuple[Connection, Connection]]) -> None:
+def test_an_worker_that_is_still_to_come_is_waited_for(ends: Callable[[], tuple[Connection, Connection]]) -> None:
     """A selector wakes up when it is there; what was said before reaches it first."""
-    waiting, (end, remote) = RouterEnd(FromAgent), ends()
-    agent = AgentEnd(ToAgent, remote)
+    waiting, (end, remote) = RouterEnd(FromWorker), ends()
+    worker = WorkerEnd(ToWorker, remote)
     assert waiting.flush()
     waiting.post(Ping(1))
     assert not waiting.flush()
@@ -338,20 +338,20 @@ def test_an_agent_that_is_still_to_come_is_waited_for(ends: Callable[[], tuple[C
     assert is_readable(waiting, WAIT_S)
     assert waiting.fileno() not in (before, -1)
     said(waiting, [Ping(2)])
-    assert heard(agent, 2) == [Ping(1), Ping(2)]
-    said(agent, [Pong(1, 2)])
+    assert heard(worker, 2) == [Ping(1), Ping(2)]
+    said(worker, [Pong(1, 2)])
     assert heard(waiting, 1) == [Pong(1, 2)]
     assert not waiting.join(end)
     waiting.end("its host is gone")
     assert is_readable(waiting, WAIT_S)
     with pytest.raises(PortClosedError, match="its host is gone"):
         waiting.receive()
-    for each in (waiting, agent):
+    for each in (waiting, worker):
         each.close()
 
 
-def test_an_agent_that_never_comes_is_told_as_often_as_one_asks() -> None:
-    waiting = RouterEnd(FromAgent)
+def test_an_worker_that_never_comes_is_told_as_often_as_one_asks() -> None:
+    waiting = RouterEnd(FromWorker)
     threading.Timer(0.05, waiting.end, ["no such host"]).start()
     for _ in range(2):
         assert is_readable(waiting, WAIT_S)
@@ -378,14 +378,14 @@ def test_an_offset_is_as_right_as_it_says(offset_ns: int, drift: float, exchange
     is told it is no more wrong than stated (but for rounding)."""
     estimate, now_ns = OffsetEstimate(), 0
 
-    def agent_ns(at_ns: int) -> int:
+    def worker_ns(at_ns: int) -> int:
         return at_ns + offset_ns + round(drift * at_ns)
 
     for pause_ns, there_ns, back_ns in exchanges:
         sent_ns = now_ns + pause_ns
         now_ns = sent_ns + there_ns + back_ns
-        told = estimate.heard(sent_ns, agent_ns(sent_ns + there_ns), now_ns)
-        assert abs(told.offset_ns - (agent_ns(now_ns) - now_ns)) <= told.error_ns + 2
+        told = estimate.heard(sent_ns, worker_ns(sent_ns + there_ns), now_ns)
+        assert abs(told.offset_ns - (worker_ns(now_ns) - now_ns)) <= told.error_ns + 2
     assert not estimate.jumps
 
 
@@ -401,7 +401,7 @@ def test_the_quickest_exchange_says_most_until_it_is_too_old() -> None:
     later = estimate.heard(60 * S, 60 * S + 1_001_500, 60 * S + 2_000)
     assert later.offset_ns == 1_000_500
     assert estimate.best == later
-    assert later.at_agent(5) == 1_000_505
+    assert later.at_worker(5) == 1_000_505
     assert not estimate.jumps
 
 

@@ -1,4 +1,4 @@
-"""What a host keeps for a cluster, without Ray: the model's file, what agents print, and agents that nobody wants."""
+"""What a host keeps for a cluster, without Ray: the model's file, what workers print, and workers that nobody wants."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import cast
 
 import pytest
 
-from hw.agent.lanes import AgentSpec
-from hw.agent.torch_outfit import TorchOutfit
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
-from hw.router import ray_agents as ray_host
-from hw.router.ray_agents import MAX_LOGS, FarStart, Supervisor, cache, facts, fresh_log, kept, kept_logs
+from hw.router import ray_workers as ray_host
+from hw.router.ray_workers import MAX_LOGS, FarStart, Supervisor, cache, facts, fresh_log, kept, kept_logs
 from hw.transport.peers import fresh_certificate
+from hw.worker.lanes import WorkerSpec
+from hw.worker.torch_outfit import TorchOutfit
 from kit.errors import WorkError
 from kit.plugins import code_here
-from tests.hw.fake_nvml import FakeBoard, FakeNvml
+from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_a_host_without_room_for_the_model_says_so(monkeypatch: pytest.MonkeyPat
     assert not [path for path in (cache() / "models").iterdir() if path.suffix == ".safetensors"]
 
 
-def test_what_agents_print_is_kept_for_so_many_of_them() -> None:
+def test_what_workers_print_is_kept_for_so_many_of_them() -> None:
     """The oldest give way; empty ones are not told of."""
     for number in range(MAX_LOGS + 5):
         path = fresh_log(f"server{number}")
@@ -64,9 +64,9 @@ def test_what_agents_print_is_kept_for_so_many_of_them() -> None:
     assert any(name.startswith(f"server{MAX_LOGS + 4}-") for name in told)
 
 
-def test_an_agent_that_nobody_wants_any_more_is_not_started() -> None:
+def test_an_worker_that_nobody_wants_any_more_is_not_started() -> None:
     """Its end may be asked for before its beginning has come there."""
-    spec = AgentSpec("late", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
+    spec = WorkerSpec("late", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
     keeper = Supervisor()
     keeper.end(3)
     keeper.signal(3, 9)
@@ -74,9 +74,9 @@ def test_an_agent_that_nobody_wants_any_more_is_not_started() -> None:
     assert told == "it was given up before it began"
 
 
-def test_an_agent_that_finds_no_router_ends_and_says_why() -> None:
+def test_an_worker_that_finds_no_router_ends_and_says_why() -> None:
     """What it printed is kept."""
-    spec = AgentSpec("lost", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
+    spec = WorkerSpec("lost", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
     told = Supervisor().run(FarStart(spec, 0, 1, 64, 1, "127.0.0.1:1", "127.0.0.1", fresh_certificate()), None)
     assert told == "exit code 1"
     ((name, content),) = kept_logs().items()
@@ -86,7 +86,9 @@ def test_an_agent_that_finds_no_router_ends_and_says_why() -> None:
 
 def test_a_host_with_a_lost_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """It joins all the same."""
-    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(FakeBoard(name="A"), FakeBoard(lost=True))))
+    monkeypatch.setitem(
+        sys.modules, "pynvml", cast(ModuleType, FakeNvml(FakeNvmlDevice(name="A"), FakeNvmlDevice(lost=True)))
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert facts("alpha").devices[:2] == ("cuda:0 (A, 8.6 GB)", "cuda:1 (can't be used: GPU is lost)")
 

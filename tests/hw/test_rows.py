@@ -10,20 +10,20 @@ from hw.networks.servable import Row, gather, gather_into, has_channels_last, ro
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 
 
-def _block(count: int, seed: int, order: torch.memory_format) -> torch.Tensor:
+def _micro_batch(count: int, seed: int, order: torch.memory_format) -> torch.Tensor:
     return torch.randn(count, 5, 4, 3, generator=torch.Generator().manual_seed(seed)).contiguous(memory_format=order)
 
 
 def _by_hand(rows: list[Row]) -> torch.Tensor:
-    return torch.stack([block[index] for block, index in rows])
+    return torch.stack([micro_batch[index] for micro_batch, index in rows])
 
 
 @pytest.mark.parametrize("order", [FIRST, LAST])
-@pytest.mark.parametrize("one_block", [True, False])
-def test_any_rows_make_their_batch(order: torch.memory_format, one_block: bool) -> None:
-    """Of one block in another order, or of two: the same numbers, in memory as before."""
-    first, second = _block(6, 1, order), _block(6, 1 if one_block else 2, order)
-    other = rows_of(first if one_block else second)
+@pytest.mark.parametrize("one_micro_batch", [True, False])
+def test_any_rows_make_their_batch(order: torch.memory_format, one_micro_batch: bool) -> None:
+    """Of one micro-batch in another order, or of two: the same numbers, in memory as before."""
+    first, second = _micro_batch(6, 1, order), _micro_batch(6, 1 if one_micro_batch else 2, order)
+    other = rows_of(first if one_micro_batch else second)
     rows = [rows_of(first)[4], other[1], other[0], rows_of(first)[5]]
     batch = gather(rows)
     assert torch.equal(batch, _by_hand(rows))
@@ -33,16 +33,16 @@ def test_any_rows_make_their_batch(order: torch.memory_format, one_block: bool) 
 
 @pytest.mark.parametrize("order", [FIRST, LAST])
 def test_rows_that_follow_one_another_are_a_view(order: torch.memory_format) -> None:
-    """Nothing is copied; a whole block is itself."""
-    block = _block(6, 1, order)
-    rows = rows_of(block)
-    assert gather(rows) is block
-    assert gather(rows[2:5]).data_ptr() == block[2].data_ptr()
+    """Nothing is copied; a whole micro-batch is itself."""
+    micro_batch = _micro_batch(6, 1, order)
+    rows = rows_of(micro_batch)
+    assert gather(rows) is micro_batch
+    assert gather(rows[2:5]).data_ptr() == micro_batch[2].data_ptr()
 
 
 def test_blocks_of_two_orders_make_a_batch() -> None:
     """And so do logits, which have no channels."""
-    rows = [rows_of(_block(2, 1, LAST))[1], rows_of(_block(2, 2, FIRST))[0]]
+    rows = [rows_of(_micro_batch(2, 1, LAST))[1], rows_of(_micro_batch(2, 2, FIRST))[0]]
     assert torch.equal(gather(rows), _by_hand(rows))
     logits = torch.randn(4, 7)
     assert torch.equal(gather([(logits, 3), (logits, 0)]), logits[[3, 0]])
@@ -54,8 +54,9 @@ def test_blocks_of_two_orders_make_a_batch() -> None:
 def test_a_batch_is_written_into_a_room(
     of_rows: torch.memory_format, of_room: torch.memory_format, dtype: torch.dtype
 ) -> None:
-    """Rows of one block in any order, of several, in another order of memory or of other numbers; zeros beyond them."""
-    first, second = _block(6, 1, of_rows), _block(3, 2, of_rows)
+    """Rows of one micro-batch in any order, of several, in another order of memory or of other numbers; zeros beyond
+    them."""
+    first, second = _micro_batch(6, 1, of_rows), _micro_batch(3, 2, of_rows)
     ways = (rows_of(first)[1:5], rows_of(first)[::-1], [*rows_of(second), *rows_of(first)[3:]], rows_of(first))
     for rows in ways:
         room = torch.ones(7, 5, 4, 3, dtype=dtype).contiguous(memory_format=of_room)

@@ -13,7 +13,7 @@ from hw.router.run_requests import RunDevice, devices_of
 from hw.router.server_port import HardwareServer, RemoteServer
 from hw.transport.messages import Sample
 from policies.vocabulary import NS_PER_S
-from tests.hw.worlds import knobs
+from tests.hw.worlds import params
 
 PERIOD_NS = NS_PER_S // 10
 
@@ -28,7 +28,7 @@ class Server:
 
     @property
     def slot(self) -> SimpleNamespace:
-        return SimpleNamespace(agent=SimpleNamespace(pid=100 + self.index))
+        return SimpleNamespace(worker=SimpleNamespace(pid=100 + self.index))
 
     def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
         self.told.append((period_ns, pids))
@@ -51,7 +51,7 @@ def sample(at_s: float, power_w: float = 40.0, energy_j: float | None = None) ->
 def test_each_device_is_read_with_its_own_period() -> None:
     """Of servers that share one the shortest counts."""
     placed = [((0,), 0.02), ((1,), 0.1), ((1,), 0.05)]
-    servers = [HardwareServer("s", DeviceSpec(cores=at), knobs(), 1.0, 2.0, sensor_period_s=s) for at, s in placed]
+    servers = [HardwareServer("s", DeviceSpec(cores=at), params(), 1.0, 2.0, sensor_period_s=s) for at, s in placed]
     assert [(device.servers, device.period_ns) for device in devices_of(servers)] == [
         ((0,), NS_PER_S // 50),
         ((1, 2), NS_PER_S // 20),

@@ -1,4 +1,4 @@
-"""A server behind its port, without a process: what its agent's words come to, and what it is told."""
+"""A server behind its port, without a process: what its worker's words come to, and what it is told."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from hw.clock import RunClock
 from hw.device_settings import DeviceSpec
-from hw.router.agent_handles import AgentSlot
 from hw.router.run_meters import LateLedger
 from hw.router.server_port import HardwareServer, RemoteServer, RunContext
+from hw.router.worker_handles import WorkerSlot
 from hw.transport.messages import (
     Captures,
     Preloaded,
     Report,
     Sample,
-    ToAgent,
+    ToWorker,
 )
 from hw.transport.peers import ClockOffset
 from hw.transport.shared_memory import Arena, Inbox
@@ -27,22 +27,22 @@ from policies.faults import WORKER_DIED, Supervision
 from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.run_ledger import Ledger
 from policies.run_records import ServerCounts
-from policies.vocabulary import IMAGE, NS_PER_S, Block, Residency, RouterEvent, ServerReport, WorkKey
-from tests.hw.worlds import knobs
+from policies.vocabulary import IMAGE, NS_PER_S, MicroBatch, Residency, RouterEvent, ServerReport, WorkKey
+from tests.hw.worlds import params
 
 ORIGIN_NS = 50 * NS_PER_S
 
 
-class FakeAgent:
+class FakeWorker:
     """A handle of which every word is kept; its clock is what the test says."""
 
     def __init__(self) -> None:
         self.port = self
-        self.sent: list[ToAgent] = []
+        self.sent: list[ToWorker] = []
         self.offset = ClockOffset(1000, 10)
         self.is_busy = False
 
-    def post(self, message: ToAgent) -> None:
+    def post(self, message: ToWorker) -> None:
         self.sent.append(message)
 
     def log(self) -> Callable[[], bytes]:
@@ -60,7 +60,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_ns = ORIGIN_NS
-        self.agent = FakeAgent()
+        self.worker = FakeWorker()
         self.clock = RunClock(lambda: self.now_ns)
         self.ledger = LateLedger(Ledger(1, 3, RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.5})))
         self.events: list[RouterEvent] = []
@@ -68,12 +68,12 @@ class World:
         context = RunContext(
             self.clock, self.ledger, Supervision(), lambda *_: (), 3, self.events.append, self.said.append, True, False
         )
-        self.spec = HardwareServer("s", DeviceSpec(), knobs(), 1.0, 2.0)
-        self.server = RemoteServer(0, self.spec, cast(AgentSlot, self), Inbox(Arena(4096)), context)
+        self.spec = HardwareServer("s", DeviceSpec(), params(), 1.0, 2.0)
+        self.server = RemoteServer(0, self.spec, cast(WorkerSlot, self), Inbox(Arena(4096)), context)
 
     def start(self) -> None:
-        """The next agent in the slot."""
-        self.agent = FakeAgent()
+        """The next worker in the slot."""
+        self.worker = FakeWorker()
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def world() -> World:
 
 
 def test_no_sample_is_from_the_future(world: World) -> None:
-    """An agent's clock is known to within an error: what is heard was read by now."""
+    """A worker's clock is known to within an error: what is heard was read by now."""
     sampled = Sample(5_000_000_000, 10.0, 0.5, None)
     world.now_ns += 4_999_000_000
     world.server.hear(Report(1, sampled, True, 3, 100, ServerCounts(), 1, residency=Residency(5, 2)))
@@ -131,7 +131,7 @@ def test_passes_that_are_not_captured_are_reported(world: World, captures: Captu
 
 
 def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:
-    """What a dead agent told of last counts on."""
+    """What a dead worker told of last counts on."""
     sample = Sample(1, 10.0, 0.5, None)
     world.server.hear(Report(1, sample, True, 0, 100, ServerCounts(images=9, batches=4, loads=3, unloads=1), 1))
     world.server.go_down(WORKER_DIED)
@@ -143,12 +143,12 @@ def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:
 
 
 def test_a_dead_servers_log_is_read_after_the_run(world: World) -> None:
-    """Nothing is in flight there, and its log waits, though another agent sits in its place by then."""
-    agent = world.agent
-    agent.is_busy = True
-    world.server.deliver(Block(1, 0, 1, WorkKey(1, 1.0, IMAGE), (0, 1)), ())
+    """Nothing is in flight there, and its log waits, though another worker sits in its place by then."""
+    worker = world.worker
+    worker.is_busy = True
+    world.server.deliver(MicroBatch(1, 0, 1, WorkKey(1, 1.0, IMAGE), (0, 1)), ())
     world.server.go_down(WORKER_DIED)
     assert world.server.in_flight == 0
     world.start()
-    agent.is_busy = False
-    assert [(log.epoch, log.ended) for log in world.server.agent_logs()] == [(1, WORKER_DIED)]
+    worker.is_busy = False
+    assert [(log.incarnation, log.ended) for log in world.server.worker_logs()] == [(1, WORKER_DIED)]

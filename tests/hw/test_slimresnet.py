@@ -22,7 +22,7 @@ def test_extra_width_changes_nothing_in_the_first_groups(model: SlimResNet) -> N
 
 
 class Strided(SlimResNet):
-    """Odd sizes, two blocks, no full number of strides."""
+    """Odd sizes, two micro-batches, no full number of strides."""
 
     def __init__(self) -> None:
         super().__init__(SlimResNetConfig(2, 9, 5, 8, 2, 2, strides=(2, 2)))

@@ -1,4 +1,4 @@
-"""The log of an agent's epoch: what was written is read, whatever happened to who wrote it."""
+"""The log of a worker's incarnation: what was written is read, whatever happened to who wrote it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hw.transport.shared_memory import EpochLog, steps_of
+from hw.transport.shared_memory import IncarnationLog, steps_of
 from kit.errors import WorkError
 from policies.vocabulary import ServerEvent, ServerUp, TelemetrySampled, TimerFired
 from tests import worlds
@@ -19,13 +19,13 @@ ENOUGH = 100
 
 
 @pytest.fixture
-def log() -> Iterator[EpochLog]:
-    made = EpochLog()
+def log() -> Iterator[IncarnationLog]:
+    made = IncarnationLog()
     yield made
     made.close()
 
 
-def test_every_step_of_a_run_comes_back(log: EpochLog) -> None:
+def test_every_step_of_a_run_comes_back(log: IncarnationLog) -> None:
     """Every kind of event and command of a simulated server, with all their numbers as they were."""
     spec = worlds.cluster()
     _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5, keep_log=True))
@@ -39,7 +39,7 @@ def test_every_step_of_a_run_comes_back(log: EpochLog) -> None:
     assert steps_of(log.read(), 1) == tuple(steps)
 
 
-def test_a_torn_tail_is_left_out(log: EpochLog) -> None:
+def test_a_torn_tail_is_left_out(log: IncarnationLog) -> None:
     """Wherever a kill has cut the last frame off: all frames before it are whole."""
     event = TelemetrySampled(1, 2, 3, 0.5, 6.25, 7, 8)
     log.append(5, ServerUp(0, 1), [])
@@ -54,20 +54,20 @@ def test_a_torn_tail_is_left_out(log: EpochLog) -> None:
         assert [step.now_ns for step in steps_of(log.read(), 0)] == [5]
 
 
-def _size(log: EpochLog) -> int:
+def _size(log: IncarnationLog) -> int:
     return os.fstat(log._fd).st_size
 
 
 @pytest.mark.parametrize("junk", [b"\0\0\0\0", b"\3\0\0\0\x91\x91\x01", b"\2\0\0\0\x91\xc1"])
-def test_what_is_no_log_is_told(log: EpochLog, junk: bytes) -> None:
+def test_what_is_no_log_is_told(log: IncarnationLog, junk: bytes) -> None:
     os.write(log._fd, junk)
-    with pytest.raises(WorkError, match="the log of an agent is damaged at byte 4"):
+    with pytest.raises(WorkError, match="the log of a worker is damaged at byte 4"):
         steps_of(log.read(), 0)
 
 
-def test_the_next_run_begins_with_an_empty_one(log: EpochLog) -> None:
+def test_the_next_run_begins_with_an_empty_one(log: IncarnationLog) -> None:
     """Nothing of the run before is in it, written or not, whichever end has emptied it."""
-    router = EpochLog()
+    router = IncarnationLog()
     router.close()
     router._open(os.dup(log._fd))
     for end in (log, router):
@@ -83,7 +83,7 @@ def test_the_next_run_begins_with_an_empty_one(log: EpochLog) -> None:
     router.close()
 
 
-def _write_for_ever(log: EpochLog, heard: Connection) -> None:
+def _write_for_ever(log: IncarnationLog, heard: Connection) -> None:
     event: ServerEvent = ServerUp(0, 1)
     for number in itertools.count(1):
         log.append(number, event, [])
@@ -92,7 +92,7 @@ def _write_for_ever(log: EpochLog, heard: Connection) -> None:
             heard.send(number)
 
 
-def test_a_kill_leaves_all_that_was_heard_of(log: EpochLog) -> None:
+def test_a_kill_leaves_all_that_was_heard_of(log: IncarnationLog) -> None:
     """And what is there beyond is what came next, without a gap."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

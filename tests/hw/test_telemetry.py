@@ -20,8 +20,8 @@ from hw.telemetry import (
     RaplSensor,
     Reading,
     available_devices,
-    board_facts,
     cpu_sensor,
+    nvml_device_facts,
     nvml_handle,
     process_cpu_s,
     unusable_devices,
@@ -35,8 +35,8 @@ from tests.hw.fake_nvml import (
     MAXWELL,
     TURING,
     VOLTA,
-    FakeBoard,
     FakeNvml,
+    FakeNvmlDevice,
     Handle,
     Make,
 )
@@ -44,20 +44,20 @@ from tests.hw.fake_nvml import (
 pytestmark = pytest.mark.workers
 
 
-def sensor_of(board: FakeBoard, missing: tuple[str, ...] = (), unnamed: tuple[str, ...] = ()) -> NvmlSensor:
-    return NvmlSensor(FakeNvml(board, missing=missing, unnamed=unnamed), Handle(board), board.now_ns)
+def sensor_of(nvml_device: FakeNvmlDevice, missing: tuple[str, ...] = (), unnamed: tuple[str, ...] = ()) -> NvmlSensor:
+    return NvmlSensor(FakeNvml(nvml_device, missing=missing, unnamed=unnamed), Handle(nvml_device), nvml_device.now_ns)
 
 
 def test_units_and_provenance() -> None:
     """Milliwatts, percent and millijoules become watts, shares and joules, and each says where it came from."""
-    board = FakeBoard(idle_w=60.0)
-    sensor = sensor_of(board)
+    nvml_device = FakeNvmlDevice(idle_w=60.0)
+    sensor = sensor_of(nvml_device)
     reading = sensor.sample()
     assert reading.power_w == pytest.approx(60.0)
     assert (reading.utilization, reading.vram_used_bytes) == (0.0, 1 << 30)
     assert set(reading.provenance.values()) == {"polled"}
     before_j = sensor.energy_j()
-    board.advance(2.0)
+    nvml_device.advance(2.0)
     after_j = sensor.energy_j()
     assert before_j is not None
     assert after_j is not None
@@ -77,10 +77,10 @@ def test_units_and_provenance() -> None:
 )
 def test_each_architecture_says_what_it_has(make: Make, power: str, energy: str, utilization_of_sms: str) -> None:
     """A GTX 980 Ti has no counter and no instant reading; only Hopper and later tell how full the SMs are."""
-    board = FakeBoard(make)
+    nvml_device = FakeNvmlDevice(make)
     if make == MAXWELL:  # not even the question
-        board.refused["nvmlGpmQueryDeviceSupport"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    sensor = sensor_of(board)
+        nvml_device.refused["nvmlGpmQueryDeviceSupport"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    sensor = sensor_of(nvml_device)
     told = sensor.describe()
     assert (told["power"], told["energy"]) == (power, energy)
     assert told["sm_utilization"].startswith(utilization_of_sms)
@@ -90,7 +90,7 @@ def test_each_architecture_says_what_it_has(make: Make, power: str, energy: str,
 
 def test_an_architecture_that_nobody_measured_is_taken_for_the_slowest() -> None:
     """And what its reading averages over is not made up."""
-    sensor = sensor_of(FakeBoard(replace(TURING, architecture="PASCAL")))
+    sensor = sensor_of(FakeNvmlDevice(replace(TURING, architecture="PASCAL")))
     assert sensor.describe()["power"] == "polled (NVML, averaged over an unknown time)"
     assert sensor.timing.window_s == max(timing.window_s for timing in TIMINGS.values())
     assert sensor.timing.rise_s == max(timing.rise_s for timing in TIMINGS.values())
@@ -98,20 +98,20 @@ def test_an_architecture_that_nobody_measured_is_taken_for_the_slowest() -> None
 
 def test_instant_and_average_power_are_two_readings() -> None:
     """Half a second after a step of the load the instant reading is there, the average is half-way."""
-    board = FakeBoard(HOPPER, rise_s=0.001)
-    sensor = sensor_of(board)
-    board.load = 1.0
-    board.advance(0.5)
-    assert sensor.sample().power_w == pytest.approx(board.busy_w, rel=0.01)
-    assert sensor.details().power_average_w == pytest.approx((board.busy_w + board.idle_w) / 2, rel=0.02)
+    nvml_device = FakeNvmlDevice(HOPPER, rise_s=0.001)
+    sensor = sensor_of(nvml_device)
+    nvml_device.load = 1.0
+    nvml_device.advance(0.5)
+    assert sensor.sample().power_w == pytest.approx(nvml_device.busy_w, rel=0.01)
+    assert sensor.details().power_average_w == pytest.approx((nvml_device.busy_w + nvml_device.idle_w) / 2, rel=0.02)
 
 
 def test_a_sensor_that_goes_leaves_no_buffers() -> None:
     """The library would keep them for as long as the process lives; a lost device is no trouble then."""
-    board = FakeBoard(HOPPER)
-    nvml = FakeNvml(board)
+    nvml_device = FakeNvmlDevice(HOPPER)
+    nvml = FakeNvml(nvml_device)
     for _ in range(3):
-        sensor = NvmlSensor(nvml, Handle(board), board.now_ns)
+        sensor = NvmlSensor(nvml, Handle(nvml_device), nvml_device.now_ns)
         sensor.details()
         assert len(nvml._buffers) == 2
         del sensor
@@ -121,17 +121,17 @@ def test_a_sensor_that_goes_leaves_no_buffers() -> None:
 
 def test_gpm_tells_shares_between_looks() -> None:
     """SMs, warps and memory bus over the time since the look before; a look at once repeats the last."""
-    board = FakeBoard(HOPPER)
-    sensor = sensor_of(board)
+    nvml_device = FakeNvmlDevice(HOPPER)
+    sensor = sensor_of(nvml_device)
     assert sensor.details().sm_utilization is None  # one look says nothing
-    board.load = 1.0
-    board.advance(0.3)
+    nvml_device.load = 1.0
+    nvml_device.advance(0.3)
     busy = sensor.details()
     assert [busy.sm_utilization, busy.sm_occupancy, busy.dram_bandwidth] == pytest.approx([0.8, 0.3, 0.1])
-    board.load = 0.0
-    board.advance(0.05)
+    nvml_device.load = 0.0
+    nvml_device.advance(0.05)
     assert sensor.details().sm_utilization == busy.sm_utilization
-    board.advance(0.3)
+    nvml_device.advance(0.3)
     later = sensor.details().sm_utilization
     assert later is not None
     assert later < 0.01
@@ -151,7 +151,7 @@ def test_gpm_tells_shares_between_looks() -> None:
 def test_a_refused_field_is_absent_and_the_others_work(field: str, functions: tuple[str, ...], lost: set[str]) -> None:
     """One refusal (old board, MIG, driver) takes nothing else with it, and its reason is told."""
     refused = {*functions, "NVML_FI_DEV_POWER_AVERAGE"} if field == "power" else functions
-    sensor = sensor_of(FakeBoard(HOPPER, refused=dict.fromkeys(refused, pynvml.NVML_ERROR_NOT_SUPPORTED)))
+    sensor = sensor_of(FakeNvmlDevice(HOPPER, refused=dict.fromkeys(refused, pynvml.NVML_ERROR_NOT_SUPPORTED)))
     told = sensor.describe()
     assert told[field] == "absent (Not Supported)"
     assert {name for name, text in told.items() if text.startswith("absent")} == lost
@@ -194,32 +194,32 @@ def test_a_refused_field_is_absent_and_the_others_work(field: str, functions: tu
     ],
 )
 def test_what_a_driver_or_a_library_lacks_is_told_with_the_remedy(
-    board: dict[str, Any], library: dict[str, tuple[str, ...]], field: str, told: str
+    nvml_device: dict[str, Any], library: dict[str, tuple[str, ...]], field: str, told: str
 ) -> None:
     """The other fields work."""
-    words = sensor_of(FakeBoard(**board), **library).describe()
+    words = sensor_of(FakeNvmlDevice(**nvml_device), **library).describe()
     assert words[field].startswith(told)
     assert words["power"].startswith("polled")
 
 
 def test_a_mig_instance_has_no_power_and_no_utilization_of_its_own() -> None:
     """Its share of the multiprocessors comes from the whole GPU's GPM, asked for that instance."""
-    board = FakeBoard(HOPPER, mig=True)
-    sensor = NvmlSensor(nvml := FakeNvml(board), handle_of(nvml, "MIG-0"), board.now_ns)
+    nvml_device = FakeNvmlDevice(HOPPER, mig=True)
+    sensor = NvmlSensor(nvml := FakeNvml(nvml_device), handle_of(nvml, "MIG-0"), nvml_device.now_ns)
     told = sensor.describe()
     assert told["utilization"] == "absent (Not Supported; NVML does not report it under MIG)"
     assert told["power"].startswith("absent")
     assert told["energy"].startswith("absent")
     assert told["sm_utilization"] == "polled (NVML GPM)"
-    board.load = 1.0
-    board.advance(0.3)
+    nvml_device.load = 1.0
+    nvml_device.advance(0.3)
     assert sensor.details().sm_utilization == pytest.approx(0.8)
     assert sensor.sample().utilization is None
 
 
 def test_a_gpu_under_mig_says_that_its_power_is_of_all_its_instances() -> None:
     """Its utilization is nowhere to be had."""
-    told = sensor_of(FakeBoard(HOPPER, mig=True)).describe()
+    told = sensor_of(FakeNvmlDevice(HOPPER, mig=True)).describe()
     assert told["power"] == "polled (NVML, instant, of the whole GPU: MIG is on)"
     assert told["energy"] == "measured (NVML counter, of the whole GPU: MIG is on)"
     assert told["utilization"] == "absent (Not Supported; NVML does not report it under MIG)"
@@ -228,13 +228,13 @@ def test_a_gpu_under_mig_says_that_its_power_is_of_all_its_instances() -> None:
 
 def test_a_device_that_is_lost_says_so_and_nothing_else() -> None:
     """No exception in a sampling loop: the reading says that the device is gone, and goes on saying it."""
-    board = FakeBoard()
-    sensor = sensor_of(board)
+    nvml_device = FakeNvmlDevice()
+    sensor = sensor_of(nvml_device)
     assert not sensor.sample().lost
-    board.lost = True
+    nvml_device.lost = True
     assert sensor.sample() == Reading(None, None, None, {}, lost=True)
     assert sensor.energy_j() is None
-    assert sensor_of(board).describe()["power"] == "absent (GPU is lost)"
+    assert sensor_of(nvml_device).describe()["power"] == "absent (GPU is lost)"
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_visible_devices_are_followed(
 ) -> None:
     """CUDA's index goes through CUDA_VISIBLE_DEVICES, by number or by UUID; what it hides is not listed."""
     show(monkeypatch, visible)
-    nvml = FakeNvml(*(FakeBoard(name=name) for name in "abc"))
-    assert [nvml_handle(nvml, index).board.name for index in range(len(shown))] == list(shown)
+    nvml = FakeNvml(*(FakeNvmlDevice(name=name) for name in "abc"))
+    assert [nvml_handle(nvml, index).nvml_device.name for index in range(len(shown))] == list(shown)
     assert [(gpu.index, gpu.name) for gpu in available_devices(nvml)[:-1]] == list(enumerate(shown))
     with pytest.raises(InputError, match=beyond):
         nvml_handle(nvml, len(shown))
@@ -261,12 +261,14 @@ def test_visible_devices_are_followed(
 
 def test_a_uuid_may_be_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA takes it, where it begins one UUID alone."""
-    boards = [FakeBoard(name=name, uuid=uuid) for name, uuid in (("a", "GPU-8932f937-d7"), ("b", "GPU-8900-1"))]
-    nvml = FakeNvml(*boards)
+    nvml_devices = [
+        FakeNvmlDevice(name=name, uuid=uuid) for name, uuid in (("a", "GPU-8932f937-d7"), ("b", "GPU-8900-1"))
+    ]
+    nvml = FakeNvml(*nvml_devices)
     show(monkeypatch, "GPU-8932")
-    assert nvml_handle(nvml, 0).board.name == "a"
+    assert nvml_handle(nvml, 0).nvml_device.name == "a"
     show(monkeypatch, "GPU-8900-1")
-    assert nvml_handle(nvml, 0).board.name == "b"
+    assert nvml_handle(nvml, 0).nvml_device.name == "b"
     show(monkeypatch, "GPU-89")
     with pytest.raises(InputError, match="NVML knows no such device"):
         nvml_handle(nvml, 0)
@@ -274,7 +276,7 @@ def test_a_uuid_may_be_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_that_a_device_does_not_tell_is_not_called_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     show(monkeypatch, None)
-    gpu, _ = available_devices(FakeNvml(FakeBoard(name="GB10"), missing=("nvmlDeviceGetMemoryInfo",)))
+    gpu, _ = available_devices(FakeNvml(FakeNvmlDevice(name="GB10"), missing=("nvmlDeviceGetMemoryInfo",)))
     assert gpu.state == "GB10, memory not told"
 
 
@@ -288,19 +290,21 @@ def show(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
 def test_a_lost_device_costs_no_other(visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do odd bytes for a name; and where NVML can't count, the CPU is left."""
     show(monkeypatch, visible)
-    found = available_devices(FakeNvml(FakeBoard(name=b"\xff"), FakeBoard(lost=True), FakeBoard(name="c")))
+    found = available_devices(
+        FakeNvml(FakeNvmlDevice(name=b"\xff"), FakeNvmlDevice(lost=True), FakeNvmlDevice(name="c"))
+    )
     told = {0: "GPU, 8.6 GB", 1: "can't be used: GPU is lost", 2: "c, 8.6 GB"}
     assert [gpu.state for gpu in found[:-1]] == [told[index] for index in ((2, 1, 0) if visible else (0, 1, 2))]
     assert unusable_devices(found) == ["warning: cuda:1 can't be used: GPU is lost"]
     show(monkeypatch, None)
-    gpu, cpu = available_devices(FakeNvml(FakeBoard(), missing=("nvmlDeviceGetCount",)))
+    gpu, cpu = available_devices(FakeNvml(FakeNvmlDevice(), missing=("nvmlDeviceGetCount",)))
     assert gpu.problem.startswith("NVML can't count the GPUs (Function Not Found")
     assert (cpu.kind, cpu.problem) == ("cpu", "")
 
 
 def test_a_board_says_what_it_is() -> None:
     """Driver, architecture, clocks, heat, limit and mode; what one board lacks leaves the rest."""
-    facts = board_facts(FakeNvml(board := FakeBoard(HOPPER, mig=True)), Handle(board))
+    facts = nvml_device_facts(FakeNvml(nvml_device := FakeNvmlDevice(HOPPER, mig=True)), Handle(nvml_device))
     assert facts == {
         "architecture": "Hopper",
         "driver": "999.10",
@@ -313,26 +317,26 @@ def test_a_board_says_what_it_is() -> None:
         "mps": "not in use",
         "throttling": "none",
     }
-    old = FakeBoard(MAXWELL)
-    assert set(facts) - set(board_facts(FakeNvml(old), Handle(old))) == {"mig_mode"}
+    old = FakeNvmlDevice(MAXWELL)
+    assert set(facts) - set(nvml_device_facts(FakeNvml(old), Handle(old))) == {"mig_mode"}
 
 
 def test_the_limit_is_the_one_that_clips() -> None:
     """Several may hold; an old library knows only the one that was set."""
-    board = FakeBoard(enforced_w=350.0, compute_mode=3)
-    facts = board_facts(FakeNvml(board), Handle(board))
+    nvml_device = FakeNvmlDevice(enforced_w=350.0, compute_mode=3)
+    facts = nvml_device_facts(FakeNvml(nvml_device), Handle(nvml_device))
     assert (facts["power_limit_mw"], facts["compute_mode"]) == ("350000", "exclusive process")
-    old = FakeNvml(board, missing=("nvmlDeviceGetEnforcedPowerLimit",))
-    assert board_facts(old, Handle(board))["power_limit_mw"] == "500000"
+    old = FakeNvml(nvml_device, missing=("nvmlDeviceGetEnforcedPowerLimit",))
+    assert nvml_device_facts(old, Handle(nvml_device))["power_limit_mw"] == "500000"
 
 
 def test_other_processes_are_those_that_are_not_ours() -> None:
     """None where NVML does not tell, also where its versions do not fit together."""
-    board = FakeBoard(processes=[11, 12, 13])
-    assert other_processes(FakeNvml(board), Handle(board), [12]) == [11, 13]
-    old = FakeNvml(board, missing=("nvmlDeviceGetComputeRunningProcesses_v3",))
-    assert other_processes(old, Handle(board), []) is None
-    assert used_vram_bytes(FakeNvml(board), Handle(board)) == 1 << 30
+    nvml_device = FakeNvmlDevice(processes=[11, 12, 13])
+    assert other_processes(FakeNvml(nvml_device), Handle(nvml_device), [12]) == [11, 13]
+    old = FakeNvml(nvml_device, missing=("nvmlDeviceGetComputeRunningProcesses_v3",))
+    assert other_processes(old, Handle(nvml_device), []) is None
+    assert used_vram_bytes(FakeNvml(nvml_device), Handle(nvml_device)) == 1 << 30
 
 
 def test_cpu_power_is_modelled_between_idle_and_tdp() -> None:

@@ -1,4 +1,4 @@
-"""Lanes of a real device, without an agent around them: they load, run, move and fail as they should."""
+"""Lanes of a real device, without a worker around them: they load, run, move and fail as they should."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from hw.agent.activations import Activations, KeptBlocks, MemoryBudget, tensor_in
-from hw.agent.cuda import BROKEN_EXIT
-from hw.agent.instances import NO_LABEL, Instances, PassKey, labels_of, serve
-from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
-from hw.agent.torch_lanes import TorchLanes
-from hw.agent.torch_outfit import TorchOutfit
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SlimResNet
 from hw.networks.network_files import ModelFile
 from hw.networks.servable import Instance, rows_of
 from hw.transport.messages import Input, Move, MoveBroken, Moved
 from hw.transport.shared_memory import Arena
+from hw.worker.activations import Activations, KeptMicroBatches, MemoryBudget, tensor_in
+from hw.worker.cuda import BROKEN_EXIT
+from hw.worker.instances import NO_PREDICTION, Instances, PassKey, predictions_of, serve
+from hw.worker.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
+from hw.worker.torch_lanes import TorchLanes
+from hw.worker.torch_outfit import TorchOutfit
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
 from tests.hw.test_gpu_lanes import Device
@@ -60,7 +60,7 @@ class Desk:
         self.told: SimpleQueue[LaneEvent] = SimpleQueue()
         place = torch.device("cpu")
         self.budget = MemoryBudget(self.device.vram_bytes)
-        kept = KeptBlocks(self.budget) if counts else None
+        kept = KeptMicroBatches(self.budget) if counts else None
         store = Activations(self.arenas, 0, place, kept)
         maker = Instances(model, path, self.device, place, budget=self.budget)
         self.lanes = TorchLanes(maker, store, self.told.put, clock_ns, leave)
@@ -98,7 +98,7 @@ class Desk:
         for segment in (1, 2, 3):
             self.submit(segment, requests, segment, previous, 1.0)
             ended, previous = self.wait(BatchEnded), 1.0
-        return ended.labels
+        return ended.predictions
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_inputs_that_are_retained_leave_the_arena(desk: Desk, model: SlimResNet)
         desk.load(segment, segment, 1.0)
         desk.submit(segment, (1, 3), segment, previous, 1.0)
         ended, previous = desk.wait(BatchEnded), 1.0
-    assert ended.labels == _labels(model, images[[0, 2]], (1.0, 1.0, 1.0))
+    assert ended.predictions == _labels(model, images[[0, 2]], (1.0, 1.0, 1.0))
 
 
 def test_requests_are_labelled_as_by_the_model(desk: Desk, model: SlimResNet) -> None:
@@ -140,10 +140,10 @@ def test_requests_are_labelled_as_by_the_model(desk: Desk, model: SlimResNet) ->
     for segment, width, padded in zip((1, 2, 3), WIDTHS, (4, 3, 8), strict=True):
         desk.submit(segment, requests, segment, previous, width, padded)
         ended, previous = desk.wait(BatchEnded), width
-        assert (ended.failed, bool(ended.labels)) == ((), segment == 3)
+        assert (ended.failed, bool(ended.predictions)) == ((), segment == 3)
     wanted = _labels(model, images, WIDTHS)
     assert len(set(wanted)) == len(wanted)
-    assert ended.labels == wanted
+    assert ended.predictions == wanted
     assert desk.lanes.reset() == 0
 
 
@@ -204,8 +204,8 @@ def test_wrong_inputs_break_their_batch_alone(desk: Desk) -> None:
 def test_labels_are_of_numbers_alone() -> None:
     """Logits of which some are no numbers have none."""
     logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, torch.nan, 9.0], [torch.inf, 0.0, 0.0], [5.0, 0.0, 1.0]])
-    assert labels_of(logits) == [1, NO_LABEL, NO_LABEL, 0]
-    assert labels_of(logits.bfloat16()) == [1, NO_LABEL, NO_LABEL, 0]
+    assert predictions_of(logits) == [1, NO_PREDICTION, NO_PREDICTION, 0]
+    assert predictions_of(logits.bfloat16()) == [1, NO_PREDICTION, NO_PREDICTION, 0]
 
 
 def test_images_without_numbers_have_no_label(desk: Desk, model: SlimResNet) -> None:
@@ -218,9 +218,9 @@ def test_images_without_numbers_have_no_label(desk: Desk, model: SlimResNet) -> 
     for segment in (1, 2, 3):
         desk.submit(segment, (0, 1, 2), segment, previous, 1.0)
         ended, previous = desk.wait(BatchEnded), 1.0
-    assert (ended.failed, ended.reason) == ((1,), "no_label")
+    assert (ended.failed, ended.reason) == ((1,), "no_prediction")
     right = _labels(model, images, (1.0,) * 3)
-    assert ended.labels == (right[0], right[2])
+    assert ended.predictions == (right[0], right[2])
 
 
 def test_memory_is_counted_in_real_bytes(model: SlimResNet, path: Path) -> None:
@@ -264,14 +264,14 @@ def test_what_waits_counts_in_the_devices_memory(model: SlimResNet, path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_an_agent_of_a_gpu_has_one_budget_for_all(
+def test_an_worker_of_a_gpu_has_one_budget_for_all(
     kind: Any, model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Less its context. On a CPU outputs count for nothing."""
-    monkeypatch.setattr("hw.agent.torch_outfit.open_measured", lambda device: (torch.device("cpu"), 1000))
-    monkeypatch.setattr("hw.agent.torch_outfit._gpus", {})
-    monkeypatch.setattr("hw.agent.torch_outfit.StreamQueue", lambda place: Device().queue())
-    monkeypatch.setattr("hw.agent.torch_outfit.pin", lambda memory: "")
+    monkeypatch.setattr("hw.worker.torch_outfit.open_measured", lambda device: (torch.device("cpu"), 1000))
+    monkeypatch.setattr("hw.worker.torch_outfit._gpus", {})
+    monkeypatch.setattr("hw.worker.torch_outfit.StreamQueue", lambda place: Device().queue())
+    monkeypatch.setattr("hw.worker.torch_outfit.pin", lambda memory: "")
     weights, images = model.instance_bytes(1, 1.0), _images(4)
     device = DeviceSpec(kind=kind, channels_last=False, vram_bytes=1000 + weights + images.nbytes)
     arena, told = Arena(1 << 20), SimpleQueue[LaneEvent]()
@@ -308,7 +308,7 @@ def test_instances_work_at_the_same_time(desk: Desk, monkeypatch: pytest.MonkeyP
         both.wait()
         return serve(*given)
 
-    monkeypatch.setattr("hw.agent.torch_lanes.serve", meet)
+    monkeypatch.setattr("hw.worker.torch_lanes.serve", meet)
     for instance in (1, 2):
         desk.load(instance, 1, 1.0)
         desk.give((instance,), _images(1), offset=4096 * instance)
@@ -324,7 +324,7 @@ def test_a_slow_device_takes_so_many_times_as_long(
 ) -> None:
     """By a clock that shows a microsecond more whenever it is looked at: a pass of one, and a rest of 49 more."""
     rests_s: list[float] = []
-    monkeypatch.setattr("hw.agent.torch_lanes.time.sleep", rests_s.append)
+    monkeypatch.setattr("hw.worker.torch_lanes.time.sleep", rests_s.append)
     desk = Desk(model, path, clock_ns=itertools.count(0, 1000).__next__)
     desk.load(1, 1, 1.0)
     for factor in (1.0, 50.0):
@@ -381,7 +381,7 @@ def test_what_a_pass_had_made_is_gone_before_memory_is_looked_for(moody: Desk, m
         made.append(weakref.ref(half_done))
         raise torch.OutOfMemoryError("a pass of many tensors")
 
-    monkeypatch.setattr("hw.agent.torch_lanes.serve", lacking)
+    monkeypatch.setattr("hw.worker.torch_lanes.serve", lacking)
     monkeypatch.setattr(Activations, "compact", lambda store: gone.append(made[-1]() is None))
     moody.give((1, 2), _images(2))
     moody.submit(1, (1, 2), 1, IMAGE, 1.0)
@@ -447,7 +447,7 @@ def test_a_broken_context_is_met_where_activations_go(
     desk = Desk(model, path, leave=left.append)
     desk.load(1, 1, 1.0)
     desk.give((1,), _images(1))
-    monkeypatch.setattr("hw.agent.activations.finish", broken)
+    monkeypatch.setattr("hw.worker.activations.finish", broken)
     with pytest.raises(RuntimeError, match="illegal"):
         desk.lanes.move(Move(7, 1, 512, (1,)))
     desk.lanes.reset()
@@ -463,7 +463,7 @@ def test_nobody_reads_an_output_before_it_is_there(monkeypatch: pytest.MonkeyPat
     def overwritten(place: torch.device) -> None:
         x.zero_()  # from here on others may write to the inputs
 
-    monkeypatch.setattr("hw.agent.instances.finish", overwritten)
+    monkeypatch.setattr("hw.worker.instances.finish", overwritten)
     assert torch.equal(serve(instance, rows_of(x), (1.0, 1.0, 2), torch.contiguous_format), expected)
 
 
@@ -507,7 +507,7 @@ def test_the_next_run_keeps_what_it_preloads(desk: Desk, monkeypatch: pytest.Mon
 def test_reset_waits_for_an_instance_that_is_leaving(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end must not be told to the next run, in which the same number may be another instance's."""
     is_reset, came_after = threading.Event(), list[bool]()
-    monkeypatch.setattr("hw.agent.torch_lanes.give_back", lambda *_: came_after.append(is_reset.wait(0.5)))
+    monkeypatch.setattr("hw.worker.torch_lanes.give_back", lambda *_: came_after.append(is_reset.wait(0.5)))
     desk.load(1, 1, 1.0)
     desk.lanes.unload(1)
     desk.lanes.reset()
@@ -529,7 +529,7 @@ def test_a_load_warms_its_own_lane(
         seen.append((threading.get_ident(), previous, padded))
         return serve(instance, rows, key, *rest)
 
-    monkeypatch.setattr("hw.agent.instances.serve", noted)
+    monkeypatch.setattr("hw.worker.instances.serve", noted)
     desk = Desk(model, path, DeviceSpec(channels_last=False, warm_sizes=sizes))
     desk.load(1, 2, 0.5)
     widest_first = reversed(model.spec.previous_widths(2, 1.0))
@@ -541,7 +541,7 @@ def test_a_load_warms_its_own_lane(
         threads.append(threading.get_ident())
         return serve(*given)
 
-    monkeypatch.setattr("hw.agent.torch_lanes.serve", served)
+    monkeypatch.setattr("hw.worker.torch_lanes.serve", served)
     shape = model.activation_shape(1, 0.5)
     desk.give((9,), torch.randn(1, *shape))
     desk.submit(1, (9,), 2, 0.5, 0.5)
@@ -561,7 +561,7 @@ def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
             raise RuntimeError(problem[0])
         return serve(instance, rows, key, *rest)
 
-    monkeypatch.setattr("hw.agent.instances.serve", broken)
+    monkeypatch.setattr("hw.worker.instances.serve", broken)
     maker = Instances(model, path, DeviceSpec(channels_last=False, warm_sizes=(1, 4)), torch.device("cpu"))
     instance = maker.load(1, 1.0)
     assert maker.budget.used_bytes == instance.held_bytes

@@ -19,7 +19,7 @@ from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.network_files import Network, model_hash
 from hw.networks.network_training import (
     EpochReport,
-    TrainingKnobs,
+    TrainingParams,
     _augment,
     _Training,
     autocast_dtype,
@@ -31,7 +31,7 @@ from hw.networks.slimmable import Weights
 from kit.errors import InputError, WorkError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
-SMALL = TrainingKnobs(epochs=2, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
+SMALL = TrainingParams(epochs=2, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
 ADAM = dataclasses.replace(SMALL, optimizer="adamw", learning_rate=2e-3, weight_decay=0.05, clip_norm=1.0)
 
 
@@ -51,10 +51,10 @@ def few(digits: Dataset) -> Dataset:
     )
 
 
-@pytest.mark.parametrize("knobs", [SMALL, ADAM], ids=["sgd", "adamw"])
-def test_resuming_changes_nothing(knobs: TrainingKnobs, few: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("params", [SMALL, ADAM], ids=["sgd", "adamw"])
+def test_resuming_changes_nothing(params: TrainingParams, few: Dataset, tmp_path: Path) -> None:
     """Two epochs at once and one epoch plus a resumed one give the same weights, bit for bit."""
-    whole = train(TINY_NETWORK, few, knobs)
+    whole = train(TINY_NETWORK, few, params)
 
     class StoppedError(Exception):
         pass
@@ -65,15 +65,15 @@ def test_resuming_changes_nothing(knobs: TrainingKnobs, few: Dataset, tmp_path: 
 
     checkpoint = tmp_path / "checkpoint.safetensors"
     with pytest.raises(StoppedError):
-        train(TINY_NETWORK, few, knobs, on_epoch=stop, checkpoint=checkpoint)
+        train(TINY_NETWORK, few, params, on_epoch=stop, checkpoint=checkpoint)
     epochs: list[int] = []
     resumed = train(
-        TINY_NETWORK, few, knobs, on_epoch=lambda report: epochs.append(report.epoch), checkpoint=checkpoint
+        TINY_NETWORK, few, params, on_epoch=lambda report: epochs.append(report.epoch), checkpoint=checkpoint
     )
     assert epochs == [2]
     assert model_hash(resumed.state_dict()) == model_hash(whole.state_dict())
     assert model_hash(resumed.state_dict()) != model_hash(
-        train(TINY_NETWORK, few, dataclasses.replace(knobs, seed=4)).state_dict()
+        train(TINY_NETWORK, few, dataclasses.replace(params, seed=4)).state_dict()
     )
 
 
@@ -126,8 +126,8 @@ def test_what_teaches_nothing_is_refused(changes: dict[str, Any], problem: str, 
 def test_training_learns_every_width(few: Dataset) -> None:
     """After some epochs the widest and the narrowest network know their training images better than chance."""
     reports: list[EpochReport] = []
-    knobs = dataclasses.replace(SMALL, epochs=30, learning_rate=0.05, flip=False, shift=0)
-    model = train(TINY_NETWORK, few, knobs, on_epoch=reports.append)
+    params = dataclasses.replace(SMALL, epochs=30, learning_rate=0.05, flip=False, shift=0)
+    model = train(TINY_NETWORK, few, params, on_epoch=reports.append)
     assert reports[-1].loss_widest < reports[0].loss_widest
     with torch.inference_mode():
         for widths in ((0.5,) * 3, (1.0,) * 3, (0.5, 1.0, 0.5)):
@@ -137,9 +137,9 @@ def test_training_learns_every_width(few: Dataset) -> None:
 
 def test_adamw_decays_matrices_alone(few: Dataset) -> None:
     """So strong a decay that one step leaves nothing: norms and biases are as long as they were."""
-    knobs = dataclasses.replace(ADAM, epochs=1, batch=48, learning_rate=1e-3, weight_decay=1000.0, warmup_epochs=0.01)
+    params = dataclasses.replace(ADAM, epochs=1, batch=48, learning_rate=1e-3, weight_decay=1000.0, warmup_epochs=0.01)
     torch.manual_seed(0)
-    run = _Training(TINY_NETWORK, few, knobs)
+    run = _Training(TINY_NETWORK, few, params)
     images, labels = next(run._batches(np.random.default_rng(0), None))
     run._sandwich_step(images, labels, np.random.default_rng(0))
     for name, parameter in run.model.named_parameters():
@@ -149,13 +149,13 @@ def test_adamw_decays_matrices_alone(few: Dataset) -> None:
 
 def test_long_gradients_are_clipped(few: Dataset) -> None:
     """The first step of SGD is its rate times the gradient, once more by its momentum: so long and no longer."""
-    knobs = dataclasses.replace(SMALL, clip_norm=1e-3, weight_decay=0.0, momentum=0.5)
-    run = _Training(TINY_NETWORK, few, knobs)
+    params = dataclasses.replace(SMALL, clip_norm=1e-3, weight_decay=0.0, momentum=0.5)
+    run = _Training(TINY_NETWORK, few, params)
     before = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
     images, labels = next(run._batches(np.random.default_rng(0), None))
     run._sandwich_step(images, labels, np.random.default_rng(0))
     moved = torch.cat([(after - before[name]).flatten() for name, after in run.model.named_parameters()])
-    assert moved.norm().item() == pytest.approx(1.5 * knobs.learning_rate * 1e-3, rel=0.01)
+    assert moved.norm().item() == pytest.approx(1.5 * params.learning_rate * 1e-3, rel=0.01)
 
 
 def test_the_digits_split_is_fixed_and_stratified(digits: Dataset) -> None:
@@ -235,8 +235,8 @@ def test_a_missing_folder_is_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
 def test_augmentation_moves_and_mirrors_and_invents_nothing(few: Dataset) -> None:
     """Each image is a window of its padded, perhaps mirrored self; every shift and both mirrorings occur."""
     images = torch.arange(400 * 1 * 4 * 4, dtype=torch.float32).reshape(400, 1, 4, 4)
-    knobs = dataclasses.replace(SMALL, shift=1, flip=True)
-    found = _augment(images, knobs, np.random.default_rng(0))
+    params = dataclasses.replace(SMALL, shift=1, flip=True)
+    found = _augment(images, params, np.random.default_rng(0))
     seen = set()
     for before, after in zip(images, found, strict=True):
         views = {}
@@ -260,8 +260,8 @@ def test_a_step_does_not_wait_for_what_is_uploaded(few: Dataset, monkeypatch: py
         return upload(tensor, *given, **named)
 
     monkeypatch.setattr(torch.Tensor, "to", noted)
-    knobs = dataclasses.replace(SMALL, shift=1, flip=True)
-    _augment(torch.zeros(4, 1, 4, 4), knobs, np.random.default_rng(0))
+    params = dataclasses.replace(SMALL, shift=1, flip=True)
+    _augment(torch.zeros(4, 1, 4, 4), params, np.random.default_rng(0))
     assert waits == [False, False]
 
 
@@ -291,9 +291,9 @@ def test_images_grow_with_the_epochs(few: Dataset, monkeypatch: pytest.MonkeyPat
         return run_segment(self, segment, weights, x)
 
     monkeypatch.setattr(SlimResNet, "run_segment", spy)
-    knobs = dataclasses.replace(SMALL, epochs=4, batch=48, growth=((0.25, 4), (0.75, 6)), probe_epochs=0)
-    train(TINY_NETWORK, few, knobs)
-    passes = 2 + knobs.random_tuples
+    params = dataclasses.replace(SMALL, epochs=4, batch=48, growth=((0.25, 4), (0.75, 6)), probe_epochs=0)
+    train(TINY_NETWORK, few, params)
+    passes = 2 + params.random_tuples
     tried = [4, 6]  # once each, before the first epoch
     assert seen == tried + [4] * passes + [6] * 2 * passes + [8] * passes
 
@@ -301,18 +301,18 @@ def test_images_grow_with_the_epochs(few: Dataset, monkeypatch: pytest.MonkeyPat
 def test_half_precision_trains_and_resumes(few: Dataset, tmp_path: Path) -> None:
     """float16 needs a scaler whose state is part of the checkpoint; `auto` is float32 on a CPU."""
     assert autocast_dtype("auto", "cpu") is None
-    knobs = dataclasses.replace(SMALL, precision="float16")
-    trained, plain = train(TINY_NETWORK, few, knobs), train(TINY_NETWORK, few, SMALL)
+    params = dataclasses.replace(SMALL, precision="float16")
+    trained, plain = train(TINY_NETWORK, few, params), train(TINY_NETWORK, few, SMALL)
     assert model_hash(plain.state_dict()) != model_hash(trained.state_dict())
-    first = _Training(TINY_NETWORK, few, knobs)
+    first = _Training(TINY_NETWORK, few, params)
     first.epoch(0, lambda *_: None)
     first.save(tmp_path / "checkpoint.safetensors", 1)
-    second = _Training(TINY_NETWORK, few, knobs)
+    second = _Training(TINY_NETWORK, few, params)
     assert second.resume(tmp_path / "checkpoint.safetensors") == 1
     assert (
         second._scaler.state_dict()
         == first._scaler.state_dict()
-        != _Training(TINY_NETWORK, few, knobs)._scaler.state_dict()
+        != _Training(TINY_NETWORK, few, params)._scaler.state_dict()
     )
     for run in (first, second):
         run.epoch(1, lambda *_: None)

@@ -9,18 +9,18 @@ from typing import cast
 import numpy as np
 import torch
 
-from hw.agent.activations import tensor_in
 from hw.networks.datasets import Pixels
 from hw.router.server_port import RemoteServer
 from hw.router.transfers import NO_ROOM, Cargo, ImageSource, LinkModel, Transfers
-from hw.transport.messages import Input, Move, Moved, ToAgent
+from hw.transport.messages import Input, Move, Moved, ToWorker
 from hw.transport.shared_memory import Arena, Inbox, Slab
+from hw.worker.activations import tensor_in
 from policies.vocabulary import (
     IMAGE,
     ROUTER,
-    Block,
+    MicroBatch,
     RouterEvent,
-    SendBlock,
+    SendMicroBatch,
     TransferFailed,
     TransferFinished,
     WorkKey,
@@ -52,19 +52,19 @@ class FakeServer:
         self.committed: list[tuple[int, int]] = []
         self.inbox = Inbox(Watched(ROOM, self.committed))
         self.channels_last = False
-        self.incarnation = 10 + index
+        self.worker_id = 10 + index
         self.address = f"host-{index}:1"
         self.given_back: list[tuple[int, tuple[Slab, ...]]] = []
-        self.sent: list[ToAgent] = []
+        self.sent: list[ToWorker] = []
 
-    def send(self, message: ToAgent) -> None:
+    def send(self, message: ToWorker) -> None:
         self.sent.append(message)
 
     def asked(self, transfer: int) -> None:
         pass
 
-    def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
-        self.given_back.append((incarnation, tuple(slabs)))
+    def give_back(self, slabs: Sequence[Slab], worker_id: int) -> None:
+        self.given_back.append((worker_id, tuple(slabs)))
         for slab in slabs:
             self.inbox.cancel(slab)
 
@@ -79,7 +79,7 @@ class World:
         self.servers = [FakeServer(index) for index in range(servers)]
         self.events: list[RouterEvent] = []
         self.arrived: list[int] = []
-        self.inputs: dict[int, tuple[Input, ...]] = {}  # by block
+        self.inputs: dict[int, tuple[Input, ...]] = {}  # by micro-batch
         images = ImageSource(IMAGES, np.arange(len(IMAGES)), poisoned)
         cargo = Cargo(images, lambda segment, _: SHAPES[segment], links)
         self.transfers = Transfers(
@@ -87,14 +87,14 @@ class World:
             lambda: self.now_ns, self.events.append, self._hand_over, PATIENCE_NS, itertools.count(),
         )  # fmt: skip
 
-    def _hand_over(self, block: Block, inputs: tuple[Input, ...]) -> None:
-        self.arrived.append(block.block)
-        self.inputs[block.block] = inputs
+    def _hand_over(self, micro_batch: MicroBatch, inputs: tuple[Input, ...]) -> None:
+        self.arrived.append(micro_batch.micro_batch)
+        self.inputs[micro_batch.micro_batch] = inputs
 
     def send(self, number: int, server: int, source: int, *requests: int) -> None:
         segment, previous = (1, IMAGE) if source == ROUTER else (2, 1.0)
-        block = Block(number, server, 1, WorkKey(segment, 1.0, previous), requests)
-        self.transfers.send(SendBlock(block, ((source, requests),) if source != server else ()))
+        micro_batch = MicroBatch(number, server, 1, WorkKey(segment, 1.0, previous), requests)
+        self.transfers.send(SendMicroBatch(micro_batch, ((source, requests),) if source != server else ()))
 
     def asked_to_move(self, source: int = 0) -> Move:
         return next(message for message in reversed(self.servers[source].sent) if isinstance(message, Move))
@@ -103,12 +103,12 @@ class World:
         self.transfers.moved(Moved(message.transfer, SHAPES[1], "float32", False))
 
     def failures(self) -> list[tuple[int, str]]:
-        return [(event.block, event.reason) for event in self.events if isinstance(event, TransferFailed)]
+        return [(event.micro_batch, event.reason) for event in self.events if isinstance(event, TransferFailed)]
 
 
 def test_images_stand_where_the_server_is_told_that_they_do() -> None:
-    """The bytes at the offset that goes with the block are its images, in order; request 17 is image 7 again. Nothing
-    is said before they stand there, and nothing moves where nothing must."""
+    """The bytes at the offset that goes with the micro-batch are its images, in order; request 17 is image 7 again.
+    Nothing is said before they stand there, and nothing moves where nothing must."""
     world = World()
     world.send(1, 0, ROUTER, 7, 5, 17)
     (given,) = world.inputs[1]
@@ -186,4 +186,4 @@ def test_an_emulated_link_holds_back_what_is_there_already() -> None:
     world.write(world.asked_to_move())
     assert world.arrived == [1, 2]
     finished = [event for event in world.events if isinstance(event, TransferFinished)]
-    assert [event.block for event in finished] == [1, 2]
+    assert [event.micro_batch for event in finished] == [1, 2]

@@ -70,7 +70,7 @@ def test_looking_out_is_counted_apart() -> None:
 
 
 def test_any_number_of_descriptors_can_be_waited_for() -> None:
-    """`select` takes none above 1,023: with four an agent, no cluster of 256 could begin."""
+    """`select` takes none above 1,023: with four a worker, no cluster of 256 could begin."""
     low, end = os.pipe()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 3000), before[1]))

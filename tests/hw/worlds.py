@@ -11,7 +11,7 @@ from hw.networks.network_files import Network
 from hw.networks.slimmable import Shape, Weights, slice_weights
 from hw.router.run_requests import HardwareRun
 from hw.telemetry import usable_cores
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import RouterConfig
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 
@@ -67,18 +67,18 @@ def device(number: int = 0) -> DeviceSpec:
     return DeviceSpec(cores=(cores[number % len(cores)],), onednn=number % 2 == 0, channels_last=False)
 
 
-def knobs(preload: bool = True) -> GreedyKnobs:
+def params(preload: bool = True) -> GreedyParams:
     """Room for everything."""
     model = SlimResNet(TINY)
     sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, TINY.segments + 1) for w in TINY.widths}
     loaded = tuple((segment, 1.0) for segment in range(1, TINY.segments + 1)) if preload else ()
-    return GreedyKnobs(TINY.widths, sizes, 0, 8, 1 << 24, preload=loaded)
+    return GreedyParams(TINY.widths, sizes, 0, 8, 1 << 24, preload=loaded)
 
 
 def router(servers: int) -> RouterConfig:
     """Every server holds everything."""
     held = tuple(tuple(tuple(True for _ in TINY.widths) for _ in range(TINY.segments)) for _ in range(servers))
-    return RouterConfig(TINY.segments, TINY.widths, held, groups=(1, 2, 4, 8))
+    return RouterConfig(TINY.segments, TINY.widths, held, micro_batch_sizes=(1, 2, 4, 8))
 
 
 def true_run(

@@ -51,8 +51,8 @@ def test_a_policy_of_ones_own(tmp_path: Path) -> None:
     cluster = {"nodes": [{"count": 1, "gpus": 4}], "restart_s": 7}
     case = case_of(tmp_path, trace_of(FOUR), policies=names, cluster=cluster, baseline="plain.jobpolicy.yaml")
     assert [named.name for named in case.policies] == ["mine-oracle", "plain", "smallest"]
-    knobs = case.policies[0].policy.knobs
-    assert (knobs.round_ns, knobs.restart_ns) == (300 * 10**9, 7 * 10**9)
+    params = case.policies[0].policy.params
+    assert (params.round_ns, params.restart_ns) == (300 * 10**9, 7 * 10**9)
     assert case.baseline.name == "plain"
     ends = [run_policy(case, named).end_ns.tolist() for named in case.policies]
     assert ends[1] == ends[2]
@@ -235,10 +235,10 @@ def test_numbers_of_policies_by_name(tmp_path: Path) -> None:
         "multifactor": {"weight_age": 7, "shares": {"a": 2}},
     }
     case = case_of(tmp_path, trace_of(FOUR), **keys)
-    assert [named.policy.knobs.round_ns / 1e9 for named in case.policies] == [360, 60, 60]
-    knobs = case.policies[2].policy.multifactor
-    assert (knobs.weight_age, knobs.weight_size, dict(knobs.shares)) == (7, 1000, {"a": 2})
+    assert [named.policy.params.round_ns / 1e9 for named in case.policies] == [360, 60, 60]
+    params = case.policies[2].policy.multifactor
+    assert (params.weight_age, params.weight_size, dict(params.shares)) == (7, 1000, {"a": 2})
     said = case_of(tmp_path, trace_of(FOUR), **keys, preemption={"round_s": 90})
-    assert {named.policy.knobs.round_ns / 1e9 for named in said.policies} == {90}
+    assert {named.policy.params.round_ns / 1e9 for named in said.policies} == {90}
     with pytest.raises(InputError, match=r"multifactor\.account"):
         case_of(tmp_path, trace_of(FOUR), multifactor={"account": "group"})

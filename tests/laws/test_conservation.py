@@ -1,4 +1,4 @@
-"""Laws that hold on any scenario, at any moment and after any fault."""
+"""Laws that batching delay on any scenario, at any moment and after any fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.replay import replay_run
 from policies.run_records import STAGES
-from policies.vocabulary import NS_PER_S, HoldRule, RouterEvent
+from policies.vocabulary import NS_PER_S, BatchingDelayRule, RouterEvent
 from sim.device_profile import Link
 from sim.fault_injection import poisoned_requests
 from sim.host_and_network import HostTable
@@ -21,7 +21,7 @@ from tests import worlds
 
 MS = 1_000_000
 RULES = Supervision(hang_ns=30 * MS, backoff_ns=10 * MS, backoff_limit_ns=60 * MS, stable_ns=200 * MS, start_ns=15 * MS)
-REASONS = {"server_down", "no_label", "out_of_memory", "deadline", "instance_too_large"}
+REASONS = {"server_down", "no_prediction", "out_of_memory", "deadline", "instance_too_large"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +85,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     ]
     greedy = {
         "vram_cap_bytes": draw(st.sampled_from([320_000_000, 600_000_000, 4_000_000_000])),
-        "head_of_line": draw(st.sampled_from(["skip", "skip", "block"])),
+        "head_of_line": draw(st.sampled_from(["skip", "skip", "wait"])),
         "served_width": draw(st.sampled_from(["requested", "instance"])),
         "utilization_block": draw(st.sampled_from([0.3, 0.95])),
         "idle_unload_ns": draw(st.sampled_from([20_000_000, 5_000_000_000])),
@@ -93,8 +93,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "scale_trigger": draw(st.sampled_from([2, 64])),
     }
     router = {
-        "block_key": draw(st.sampled_from(["location", "any"])),
-        "outstanding_blocks": draw(st.integers(1, 3)),
+        "micro_batch_key": draw(st.sampled_from(["location", "any"])),
+        "outstanding_micro_batches": draw(st.integers(1, 3)),
         "shed_expired": draw(st.booleans()),
         "max_batching_delay_ns": draw(st.sampled_from([0, 30_000_000, 2_000_000])),
     }
@@ -151,16 +151,16 @@ class Watched(Simulation):
         router = self.router
         self.level = router.in_flight
         assert router.arrived == router.completed + router.failed + router.in_flight
-        in_blocks = sum(state.requests for state in router._servers)
-        assert router.in_flight == router.fifo_length + in_blocks
-        assert all(entry.held_ns <= router.config.max_batching_delay_ns for entry in router._requests.values())
+        in_micro_batches = sum(state.requests for state in router._servers)
+        assert router.in_flight == router.fifo_length + in_micro_batches
+        assert all(entry.delayed_ns <= router.config.max_batching_delay_ns for entry in router._requests.values())
         for server, state in zip(self.servers, router._servers, strict=True):
-            assert state.blocks <= self.cluster.router.outstanding_blocks
+            assert state.micro_batches <= self.cluster.router.outstanding_micro_batches
             running = server.scheduler._batches.values()
             assert server.scheduler.running_requests == sum(len(batch.requests) for batch in running)
             memory = server.scheduler.memory
             assert memory.used_bytes <= memory.cap_bytes
-            held = sum(server.spec.knobs.instance_bytes[i.segment, i.width] for i in server.scheduler.instances)
+            held = sum(server.spec.params.instance_bytes[i.segment, i.width] for i in server.scheduler.instances)
             assert memory.used_bytes == memory.context_bytes + held
 
 
@@ -170,7 +170,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
     """arrived = completed + in flight + failed, each once; VRAM within its cap; Little's law; bounds on energy."""
     spec, run = scenario.cluster, scenario.run
     simulation = Watched(spec, run)
-    simulation.set_hold_rule(HoldRule((4, 2, 4, 1), (20_000_000, 1_000_000, 5_000_000, 0)))
+    simulation.set_batching_delay_rule(BatchingDelayRule((4, 2, 4, 1), (20_000_000, 1_000_000, 5_000_000, 0)))
     record = simulation.run(worlds.Uniform(), np.random.default_rng(0))
 
     assert sorted(r.request for r in record.requests) == list(range(sum(run.arrivals_ns <= record.ended_ns)))
@@ -180,7 +180,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
         assert r.reason in REASONS if r.status == "failed" else not r.reason
     poisoned = poisoned_requests(run.faults)
     assert not poisoned & {r.request for r in record.requests if r.status == "completed"}
-    assert {r.request for r in record.requests if r.reason == "no_label"} <= poisoned
+    assert {r.request for r in record.requests if r.reason == "no_prediction"} <= poisoned
     for down in record.downtimes:
         assert 0 <= down.server < len(spec.servers)
         assert down.down_ns <= (record.ended_ns if down.up_ns is None else down.up_ns) <= record.ended_ns
@@ -198,19 +198,20 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios())
 def test_causality_and_fifo_within_a_key(scenario: Scenario) -> None:
-    """A block is asked for, sent, arrives and ends in that order; no request of a key overtakes another at a server.
+    """A micro-batch is asked for, sent, arrives and ends in that order; no request of a key overtakes another at a
+    server.
 
     The stages of a completed request add up to its latency, and only who was tried again has lost time.
     """
     spec, run = scenario.cluster, scenario.run
     _, record = worlds.simulate(spec, run)
-    for block in record.blocks:
-        decided_ns = block.snapshot_ns + spec.decision_ns
-        assert decided_ns == block.sent_ns if spec.host is None else decided_ns <= block.sent_ns
-        assert block.sent_ns <= block.arrived_ns <= block.ended_ns or block.arrived_ns == 0
+    for micro_batch in record.micro_batches:
+        decided_ns = micro_batch.snapshot_ns + spec.decision_ns
+        assert decided_ns == micro_batch.sent_ns if spec.host is None else decided_ns <= micro_batch.sent_ns
+        assert micro_batch.sent_ns <= micro_batch.arrived_ns <= micro_batch.ended_ns or micro_batch.arrived_ns == 0
     for batch in record.batches:
         assert batch.commanded_ns <= batch.started_ns <= batch.ended_ns
-        assert batch.size <= spec.servers[batch.server].knobs.batch_limit
+        assert batch.size <= spec.servers[batch.server].params.batch_limit
     assert_fifo(record.log)
     for request in record.requests:
         life_ns, lost_ns = request.finished_ns - request.arrived_ns, request.stages_ns[STAGES.index("lost")]
@@ -227,10 +228,10 @@ def assert_fifo(log: tuple[Any, ...]) -> None:
         name = type(step.event).__name__
         if name == "ServerDown" and step.core != "router":
             queues = {key: waiting for key, waiting in queues.items() if key[0] != step.core}
-        if name == "BlockArrived" and not any(type(c).__name__ == "RejectRequests" for c in step.commands):
-            block = step.event.block
-            queues.setdefault((step.core, (block.key.segment, block.key.previous_width)), []).extend(
-                (block.key.width, r) for r in block.requests
+        if name == "MicroBatchArrived" and not any(type(c).__name__ == "RejectRequests" for c in step.commands):
+            micro_batch = step.event.micro_batch
+            queues.setdefault((step.core, (micro_batch.key.segment, micro_batch.key.previous_width)), []).extend(
+                (micro_batch.key.width, r) for r in micro_batch.requests
             )
         for command in step.commands:
             if type(command).__name__ == "RunBatch":
@@ -262,7 +263,7 @@ def test_whatever_goes_wrong_everything_ends_and_replays(
     assert poisoned <= {r.request for r in record.requests if r.status == "failed"}
     if not any(isinstance(fault, Crash | Hang | Outage | Squeeze) for fault in faults):
         assert poisoned == {r.request for r in record.requests if r.status == "failed"}
-    assert replay_run(record.log, (), spec.router, [server.knobs for server in spec.servers]) == []
+    assert replay_run(record.log, (), spec.router, [server.params for server in spec.servers]) == []
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.replay import replay_run
 from policies.run_records import LoggedStep
-from policies.vocabulary import NS_PER_S, RequestArrived, RouterEvent, SendBlock, ServerDraining
+from policies.vocabulary import NS_PER_S, RequestArrived, RouterEvent, SendMicroBatch, ServerDraining
 from sim.simulated_cluster import ClusterSpec, RunSpec
 from tests import worlds
 from tests.laws.test_conservation import Watched
@@ -42,15 +42,20 @@ class Drained(Watched):
     st.integers(0, 20),
 )
 def test_whoever_is_drained_whenever_all_complete_at_the_first_try(
-    wishes: list[Wish], block_key: str, outstanding_blocks: int, max_batching_delay_ns: int, decision_ns: int, seed: int
+    wishes: list[Wish],
+    micro_batch_key: str,
+    outstanding_micro_batches: int,
+    max_batching_delay_ns: int,
+    decision_ns: int,
+    seed: int,
 ) -> None:
-    """No block goes to a drained server while another one is not, and each drained one is empty in the end."""
+    """No micro-batch goes to a drained server while another one is not, and each drained one is empty in the end."""
     ways = {"there_s": 1e-3, "back_s": 2e-2}
     spec = worlds.cluster(
         [worlds.profile(f"p{index}", handover=ways) for index in range(3)],
         router={
-            "block_key": block_key,
-            "outstanding_blocks": outstanding_blocks,
+            "micro_batch_key": micro_batch_key,
+            "outstanding_micro_batches": outstanding_micro_batches,
             "max_batching_delay_ns": max_batching_delay_ns,
         },
         decision_ns=decision_ns,
@@ -63,7 +68,7 @@ def test_whoever_is_drained_whenever_all_complete_at_the_first_try(
     assert {request.retries for request in record.requests} == {0}
     assert all(simulation.router.is_empty(server) for server in range(3))
     _require_spared(record.log)
-    assert replay_run(record.log, (), spec.router, [server.knobs for server in spec.servers]) == []
+    assert replay_run(record.log, (), spec.router, [server.params for server in spec.servers]) == []
 
 
 def _require_spared(log: tuple[LoggedStep, ...]) -> None:
@@ -72,5 +77,5 @@ def _require_spared(log: tuple[LoggedStep, ...]) -> None:
         match step.event:
             case ServerDraining(server, is_draining):
                 (drained.add if is_draining else drained.discard)(server)
-        sent = {command.block.server for command in step.commands if isinstance(command, SendBlock)}
+        sent = {command.micro_batch.server for command in step.commands if isinstance(command, SendMicroBatch)}
         assert len(drained) == 3 or not sent & drained

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from policies.rules.rule_params import FixedRule, HoldSpec
-from scenarios.learn.evaluator import Evaluator, TuningKnobs
+from policies.rules.rule_params import BatchingDelaySpec, FixedRule
+from scenarios.learn.evaluator import Evaluator, TuningParams
 from scenarios.world.resolved_scenario import World
 from scenarios.world.scenario_building import load_world
 
@@ -37,7 +37,7 @@ def drawn_world(seed: int, folder: Path) -> World:
             "servers": [{"name": f"s{i}", "profile": profile, "link": link} for i, profile in enumerate(profiles)],
             "greedy": {"preload": "all", "idle_unload_s": None},
         },
-        "router": {"outstanding_blocks": int(rng.choice([4, 16, 64])), "max_batching_delay_s": LIMIT_S},
+        "router": {"outstanding_micro_batches": int(rng.choice([4, 16, 64])), "max_batching_delay_s": LIMIT_S},
         "workload": {"kind": "poisson", "load": float(rng.uniform(0.4, 0.7))},
         "duration_s": 1.0,
         "warmup_s": 0.1,
@@ -52,19 +52,21 @@ def with_decisions_of(world: World, decision_ns: int) -> World:
     return replace(world, cluster=replace(world.cluster, decision_ns=decision_ns, host=None))
 
 
-def mean_s(course: Evaluator, hold: HoldSpec | None, names: Sequence[str]) -> float:
-    rule = FixedRule(placement="sticky-coming", tuple=TUPLE, hold=hold)
+def mean_s(course: Evaluator, batching_delay: BatchingDelaySpec | None, names: Sequence[str]) -> float:
+    rule = FixedRule(placement="sticky-coming", tuple=TUPLE, batching_delay=batching_delay)
     scores = course.measure([(rule, course.trace_slice(name, 0)) for name in names])
     return float(np.mean([score.mean_s for score in scores]))
 
 
 def best_mean_s(world: World) -> float:
-    """With the hold that does best on one run, of six, on three others."""
-    holds = [HoldSpec(requests=(size,) * 4, wait_s=(wait_s,) * 4) for size in SIZES for wait_s in WAITS_S]
-    holds.append(HoldSpec(requests=(32,) * 4, wait_s=(WAITS_S[0],) * 4))
+    """With the batching delay that does best on one run, of six, on three others."""
+    batching_delays = [
+        BatchingDelaySpec(requests=(size,) * 4, wait_s=(wait_s,) * 4) for size in SIZES for wait_s in WAITS_S
+    ]
+    batching_delays.append(BatchingDelaySpec(requests=(32,) * 4, wait_s=(WAITS_S[0],) * 4))
     with ThreadPoolExecutor(1) as workers:
-        course = Evaluator(world, TuningKnobs(floor=0.0, episode_s=1.0, episodes=1), workers)
-        best = min((None, *holds), key=lambda hold: mean_s(course, hold, PICKED_ON))
+        course = Evaluator(world, TuningParams(floor=0.0, episode_s=1.0, episodes=1), workers)
+        best = min((None, *batching_delays), key=lambda batching_delay: mean_s(course, batching_delay, PICKED_ON))
         return mean_s(course, best, JUDGED_ON)
 
 

@@ -20,15 +20,15 @@ TUPLES = st.tuples(*[st.sampled_from(worlds.WIDTHS)] * 4)
 
 
 class OneOf:
-    """Serves each block by one of these width tuples, drawn, on a drawn server."""
+    """Serves each micro-batch by one of these width tuples, drawn, on a drawn server."""
 
-    def __init__(self, tuples: list[tuple[float, ...]], group: int) -> None:
-        self.tuples, self.group = tuples, group
+    def __init__(self, tuples: list[tuple[float, ...]], micro_batch_size: int) -> None:
+        self.tuples, self.micro_batch_size = tuples, micro_batch_size
 
     def choose(self, view: Any, rng: np.random.Generator) -> Choice:
         valid = [index for index, server in enumerate(view.servers) if server.valid]
         widths = self.tuples[int(rng.integers(len(self.tuples)))]
-        return Choice(int(rng.choice(valid)), widths[view.head.segment - 1], self.group)
+        return Choice(int(rng.choice(valid)), widths[view.head.segment - 1], self.micro_batch_size)
 
 
 def kinds_of(tuples: list[tuple[float, ...]]) -> set[Kind]:
@@ -43,7 +43,7 @@ def served(cap_bytes: int, rate_img_s: float, router: OneOf, seed: int, **greedy
     """A cluster of two servers with this memory each, and the record of 0.2 s."""
     settings = {"vram_cap_bytes": cap_bytes, "idle_unload_ns": None, "skip_limit_ns": NEVER_NS, **greedy}
     profiles = [worlds.profile("a"), worlds.profile("b", speed=0.5)]
-    spec = worlds.cluster(profiles, greedy=settings, router={"outstanding_blocks": 6}, link="loopback")
+    spec = worlds.cluster(profiles, greedy=settings, router={"outstanding_micro_batches": 6}, link="loopback")
     run = worlds.run(spec, worlds.poisson_s(rate_img_s, 0.2, seed), 0.2, keep_log=True)
     return spec, Simulation(spec, run).run(router, np.random.default_rng(seed))
 
@@ -86,7 +86,7 @@ def test_each_load_and_each_eviction_has_its_need(
     spec, record = served(
         cap_bytes, rate_img_s, OneOf(tuples, 4), seed, skip_limit_ns=skip_ns, served_width=served_width
     )
-    cores = [GreedyScheduler(each.knobs, index) for index, each in enumerate(spec.servers)]
+    cores = [GreedyScheduler(each.params, index) for index, each in enumerate(spec.servers)]
     for step in record.log:
         if step.core == "router":
             continue
@@ -100,12 +100,12 @@ def test_each_load_and_each_eviction_has_its_need(
         needy = [key for key in waiting if is_overdue(core, key, step.now_ns) or not serving(alive, key)]
         for load in loads:
             keys = [key for key in waiting if (key.segment, key.width) == (load.segment, load.width)]
-            long = any(core._queue.length(key) > core.knobs.scale_trigger for key in keys)
+            long = any(core._queue.length(key) > core.params.scale_trigger for key in keys)
             own = served_width == "instance" and (load.segment, load.width) not in alive
             assert long or own or set(keys) & set(needy)
         if evicted:
             assert needy
-            sizes, unloading = core.knobs.instance_bytes, InstanceState.UNLOADING
+            sizes, unloading = core.params.instance_bytes, InstanceState.UNLOADING
             leaving = [each for each in core.instances if each.state is unloading and each.id not in evicted]
             freed_bytes = sum(sizes[each.spec] for each in leaving)
             largest_bytes = max(sizes[key.segment, key.width] for key in needy)
@@ -116,7 +116,7 @@ def test_each_load_and_each_eviction_has_its_need(
 
 
 def is_overdue(core: GreedyScheduler, key: WorkKey, now_ns: int) -> bool:
-    return now_ns - core._blocked_since_ns.get(key, now_ns) >= core.knobs.skip_limit_ns
+    return now_ns - core._blocked_since_ns.get(key, now_ns) >= core.params.skip_limit_ns
 
 
 def serving(instances: list[Kind], key: WorkKey) -> bool:

@@ -13,12 +13,12 @@ from policies.run_records import STAGES, RunRecord
 from policies.vocabulary import (
     NS_PER_S,
     BatchFinished,
-    BlockArrived,
     Choice,
     InstanceLoaded,
+    MicroBatchArrived,
     RequestsReturned,
     ReturnRequests,
-    SendBlock,
+    SendMicroBatch,
     TimerFired,
 )
 from sim.compiled.compiled_simulation import CompiledSimulation
@@ -32,32 +32,37 @@ HANDOVER = {"there_s": 3e-5, "back_s": 5e-5}
 
 
 class Alone:
-    """Every image in a block of its own, full width, all servers in turn."""
+    """Every image in a micro-batch of its own, full width, all servers in turn."""
 
-    def __init__(self, group: int = 1) -> None:
-        self.group, self.next = group, 0
+    def __init__(self, micro_batch_size: int = 1) -> None:
+        self.micro_batch_size, self.next = micro_batch_size, 0
 
     def choose(self, view: Any, rng: np.random.Generator) -> Choice:
         valid = [index for index, server in enumerate(view.servers) if server.valid]
         self.next += 1
-        return Choice(valid[self.next % len(valid)], 1.0, self.group)
+        return Choice(valid[self.next % len(valid)], 1.0, self.micro_batch_size)
 
 
 def quick(host: HostTable | None = None, servers: int = 1, decision_ns: int = 0, **profile: Any) -> ClusterSpec:
     """Servers that are never short of anything: hardly any time in the pass, everything loaded, no link to speak of."""
     made = {"segments": 1, "base_s": 1e-7, "per_image_s": 1e-9, "beta": 0.0, "load_s": 0.0, **profile}
     profiles = [worlds.profile(f"p{index}", **made) for index in range(servers)]
-    router = {"outstanding_blocks": 10_000}
+    router = {"outstanding_micro_batches": 10_000}
     greedy = {"idle_unload_ns": None, "scale_trigger": 1000}
     spec = worlds.cluster(profiles, router=router, greedy=greedy, link="loopback", decision_ns=decision_ns)
     return replace(spec, host=host)
 
 
 def simulate(
-    spec: ClusterSpec, arrivals: Any, horizon_s: float, group: int = 1, engine: Any = Simulation, **changes: Any
+    spec: ClusterSpec,
+    arrivals: Any,
+    horizon_s: float,
+    micro_batch_size: int = 1,
+    engine: Any = Simulation,
+    **changes: Any,
 ) -> RunRecord:
     run = worlds.run(spec, arrivals, horizon_s, **changes)
-    record: RunRecord = engine(spec, run).run(Alone(group), np.random.default_rng(0))
+    record: RunRecord = engine(spec, run).run(Alone(micro_batch_size), np.random.default_rng(0))
     return record
 
 
@@ -84,7 +89,7 @@ def test_images_wait_for_the_host_as_in_an_m_d_1_queue(load: float) -> None:
 
 
 def test_books_that_are_kept_after_a_block_has_gone_delay_the_next_one_alone() -> None:
-    """A quarter of the host's cost stands before the block's departure; who comes next waits for all of it."""
+    """A quarter of the host's cost stands before the micro-batch's departure; who comes next waits for all of it."""
     arrivals_s = worlds.poisson_s(600.0, 4.0)
     whole, quarter = (
         simulate(quick(HostTable(decision=(MS, 0), returned=(0, 0), sent_permille=permille)), arrivals_s, 4.0)
@@ -117,12 +122,12 @@ def test_spread_costs_wait_longer_by_pollaczek_and_khinchine() -> None:
     assert means_ms == pytest.approx([0.5, 1.0], rel=0.12)
 
 
-@pytest.mark.parametrize("group", [1, 8])
-def test_a_host_carries_what_its_costs_allow(group: int) -> None:
-    """Overloaded, it sends and takes back one block after the other: a part a block, and a part an image."""
+@pytest.mark.parametrize("micro_batch_size", [1, 8])
+def test_a_host_carries_what_its_costs_allow(micro_batch_size: int) -> None:
+    """Overloaded, it sends and receives one micro-batch after the other: a part for each, and one for an image."""
     host = HostTable(decision=(30 * US, 5 * US), returned=(20 * US, 3 * US))
-    record = simulate(quick(host), np.zeros(8000), 0.0, group)
-    image_ns = (50 * US) / group + 8 * US
+    record = simulate(quick(host), np.zeros(8000), 0.0, micro_batch_size)
+    image_ns = (50 * US) / micro_batch_size + 8 * US
     assert record.ended_ns == pytest.approx(8000 * image_ns, rel=0.01)
 
 
@@ -135,7 +140,7 @@ def test_each_stage_of_an_image_that_meets_nobody() -> None:
     spec = quick(host, decision_ns=70 * US, handover=HANDOVER, dispatch_s=3e-4)
     record = simulate(spec, [0.1], 0.2)
     found = dict(zip(STAGES, record.requests[0].stages_ns, strict=True))
-    link_ns = record.blocks[0].arrived_ns - record.blocks[0].sent_ns - 30 * US
+    link_ns = record.micro_batches[0].arrived_ns - record.micro_batches[0].sent_ns - 30 * US
     assert found["decision"] == (70 + 42) * US
     assert found["transfer"] == link_ns
     assert found["handover"] == (30 + 50 + 26) * US
@@ -144,7 +149,7 @@ def test_each_stage_of_an_image_that_meets_nobody() -> None:
 
 
 def test_expected_costs_know_the_way_there_and_back_but_not_as_work() -> None:
-    """A block's delay has them in it; an image's share of a busy server has not."""
+    """A micro-batch's delay has them in it; an image's share of a busy server has not."""
     near, far = (worlds.cluster([worlds.profile(handover=ways)]) for ways in (None, HANDOVER))
     costs = [
         ProfileCosts(spec.devices, [32], [server.attachment for server in spec.servers]) for spec in (near, far)
@@ -167,13 +172,15 @@ def test_nothing_is_overtaken_on_its_way() -> None:
     for server in range(2):
         steps = [step for step in record.log if step.core == f"server:{server}"]
         sent = [
-            command.block.block
+            command.micro_batch.micro_batch
             for step in record.log
             for command in step.commands
-            if isinstance(command, SendBlock) and command.block.server == server
+            if isinstance(command, SendMicroBatch) and command.micro_batch.server == server
         ]
-        blocks = [step.event.block.block for step in steps if isinstance(step.event, BlockArrived)]
-        assert blocks == sent
+        micro_batches = [
+            step.event.micro_batch.micro_batch for step in steps if isinstance(step.event, MicroBatchArrived)
+        ]
+        assert micro_batches == sent
         batches = [step.event.batch for step in steps if isinstance(step.event, BatchFinished)]
         left = [request for step in steps if isinstance(step.event, BatchFinished) for request in _passed(step)]
         back = [
@@ -184,7 +191,7 @@ def test_nothing_is_overtaken_on_its_way() -> None:
         ]
         assert back == left
         assert len(batches) > 100
-    ways_ns = [block.arrived_ns - block.sent_ns for block in record.blocks]
+    ways_ns = [micro_batch.arrived_ns - micro_batch.sent_ns for micro_batch in record.micro_batches]
     assert min(ways_ns) < MS < 4 * MS < max(ways_ns)
 
 
@@ -200,13 +207,13 @@ RULES = Supervision(hang_ns=30 * MS, backoff_ns=10 * MS, start_ns=10 * MS)
 
 
 def faulty(**profile: Any) -> ClusterSpec:
-    greedy, router = {"idle_unload_ns": 20 * MS}, {"outstanding_blocks": 1000}
+    greedy, router = {"idle_unload_ns": 20 * MS}, {"outstanding_micro_batches": 1000}
     spec = worlds.cluster([worlds.profile(**profile)], decision_ns=0, greedy=greedy, router=router)
     return replace(spec, supervision=RULES)
 
 
 def test_what_is_on_its_way_back_when_its_server_dies_is_refused_and_run_again() -> None:
-    """It was sent, and so it comes; but its epoch is over, and its activations are gone."""
+    """It was sent, and so it comes; but its incarnation is over, and its activations are gone."""
     way_s = 0.02
     spec = replace(faulty(handover={"there_s": 0.0, "back_s": way_s}), host=HostTable((0, 0), (MS, 0)))
     whole = simulate(spec, [0.0], 0.1)
@@ -215,7 +222,11 @@ def test_what_is_on_its_way_back_when_its_server_dies_is_refused_and_run_again()
     (request,) = record.requests
     assert (request.status, request.retries, request.servers) == ("completed", 1, (0,) * 4)
     returned = [(step.now_ns, step.event) for step in record.log if isinstance(step.event, RequestsReturned)]
-    assert [(event.epoch, event.segment) for _, event in returned] == [(1, 1), (1, 2), *((2, s) for s in (1, 2, 3, 4))]
+    assert [(event.incarnation, event.segment) for _, event in returned] == [
+        (1, 1),
+        (1, 2),
+        *((2, s) for s in (1, 2, 3, 4)),
+    ]
     stale_ns = returned[1][0]
     assert stale_ns == whole.batches[1].ended_ns + round(way_s * NS_PER_S) + MS
     assert died_ns < stale_ns
@@ -243,35 +254,41 @@ def test_a_stale_message_leaves_the_records_of_a_request_alone() -> None:
 
 
 def test_what_is_on_its_way_to_a_server_that_dies_is_dropped() -> None:
-    """The router took it back with the death; the next epoch never hears of the block."""
+    """The router took it back with the death; the next incarnation never hears of the micro-batch."""
     spec = faulty(handover={"there_s": 0.05, "back_s": 0.0})
     record = simulate(spec, [0.0], 0.1, faults=(Crash(0, 10 * MS),), keep_log=True)
-    arrived = [step.event.block for step in record.log if isinstance(step.event, BlockArrived)]
-    assert [(block.epoch, block.key.segment) for block in arrived] == [(2, 1), (2, 2), (2, 3), (2, 4)]
+    arrived = [step.event.micro_batch for step in record.log if isinstance(step.event, MicroBatchArrived)]
+    assert [(micro_batch.incarnation, micro_batch.key.segment) for micro_batch in arrived] == [
+        (2, 1),
+        (2, 2),
+        (2, 3),
+        (2, 4),
+    ]
     assert (record.requests[0].status, record.requests[0].retries) == ("completed", 1)
 
 
 def test_a_hung_servers_scheduler_hangs_with_it() -> None:
-    """No block, no load's end, no timer and no reading reaches it; who was sent there is tried again with its death."""
+    """No micro-batch, no load's end, no timer and no reading reaches it; who was sent there is tried again with its
+    death."""
     spec = faulty(load_s=0.005)
     arrivals = np.arange(0.0, 0.2, 0.001)
     record = simulate(spec, arrivals, 0.3, faults=(Hang(0, 100 * MS),), keep_log=True)
     during = [step for step in record.log if step.core == "server:0" and 100 * MS < step.now_ns < 130 * MS]
     assert during == []
     sent = [
-        command.block
+        command.micro_batch
         for step in record.log
         for command in step.commands
-        if isinstance(command, SendBlock) and 100 * MS < step.now_ns < 130 * MS
+        if isinstance(command, SendMicroBatch) and 100 * MS < step.now_ns < 130 * MS
     ]
     assert sent != []
     assert {request.status for request in record.requests} == {"completed"}
     again = {request.request: request.retries for request in record.requests}
-    assert all(again[request] == 1 for block in sent for request in block.requests)
+    assert all(again[request] == 1 for micro_batch in sent for request in micro_batch.requests)
 
 
 def test_a_timer_that_comes_while_its_server_hangs_is_set_anew_in_the_next_life() -> None:
-    """An idle instance of the new epoch is unloaded in time, as in the first one."""
+    """An idle instance of the new incarnation is unloaded in time, as in the first one."""
     spec = faulty(load_s=0.001)
     record = simulate(spec, [0.0, 0.5], 1.0, faults=(Hang(0, 15 * MS),), keep_log=True)
     rung_ns = [step.now_ns for step in record.log if isinstance(step.event, TimerFired)]

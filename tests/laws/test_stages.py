@@ -33,29 +33,32 @@ def test_each_stage_by_hand() -> None:
     assert found["load"] == 4 * 50 * MS  # nothing is preloaded: each segment's instance, or its reload, is waited for
     assert found["queue"] == found["router_wait"] == found["lost"] == 0
     assert found["run"] == sum(batch.ended_ns - batch.started_ns for batch in record.batches)
-    assert found["transfer"] == sum(block.arrived_ns - block.sent_ns for block in record.blocks)
+    assert found["transfer"] == sum(
+        micro_batch.arrived_ns - micro_batch.sent_ns for micro_batch in record.micro_batches
+    )
 
 
 def test_a_run_begins_with_its_preloads_in_place_and_a_restart_loads_them() -> None:
     """As on executors, where the clock starts when they are there, as `docs/scenario-keys.md` says."""
     spec = worlds.cluster([worlds.profile(load_s=0.05)], link="loopback")
-    knobs = replace(spec.servers[0].knobs, preload=worlds.preload_all(spec.devices[0]))
-    spec = replace(spec, servers=(replace(spec.servers[0], knobs=knobs),))
+    params = replace(spec.servers[0].params, preload=worlds.preload_all(spec.devices[0]))
+    spec = replace(spec, servers=(replace(spec.servers[0], params=params),))
     run = worlds.run(spec, [0.0, 0.2, 0.4], 0.5, faults=(Outage(0, 100 * MS, 190 * MS),))
     _, record = worlds.simulate(spec, run)
     at_once, restarting, later = sorted(record.requests, key=lambda request: request.request)
     assert min(batch.commanded_ns for batch in record.batches) < 1 * MS
     assert stages(at_once)["load"] == stages(later)["load"] == 0 < stages(restarting)["load"]
-    assert record.servers[0].loads == 2 * len(knobs.preload)
+    assert record.servers[0].loads == 2 * len(params.preload)
 
 
 def test_waiting_at_the_server_is_queue_and_at_the_router_router_wait() -> None:
-    """With one block at a time a burst waits at the router; with many, at the server."""
+    """With one micro-batch at a time a burst waits at the router; with many, at the server."""
     waits = []
-    for outstanding_blocks in (1, 1000):
+    for outstanding_micro_batches in (1, 1000):
         profile = worlds.profile()
         spec = worlds.cluster(
-            [profile], batch_limit=1, router={"groups": (1,), "outstanding_blocks": outstanding_blocks},
+            [profile], batch_limit=1,
+            router={"micro_batch_sizes": (1,), "outstanding_micro_batches": outstanding_micro_batches},
             greedy={"idle_unload_ns": None, "scale_trigger": 1000}, decision_ns=0,
         )  # fmt: skip
         _, record = worlds.simulate(spec, worlds.run(spec, [0.1] * 20, 0.2))
@@ -106,8 +109,8 @@ def test_a_busy_host_spaces_its_decisions() -> None:
     host = HostTable(decision=(800_000, 0), returned=(0, 0))
     spec = replace(worlds.cluster([worlds.profile()], decision_ns=70_000), host=host)
     _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(300.0, 2.0), 2.0))
-    snapshots_ns = sorted(block.snapshot_ns for block in record.blocks)
+    snapshots_ns = sorted(micro_batch.snapshot_ns for micro_batch in record.micro_batches)
     gaps_ns = np.diff(snapshots_ns)
     assert min(gaps_ns) == 870_000
     assert max(gaps_ns) > 870_000
-    assert {block.sent_ns - block.snapshot_ns for block in record.blocks} == {870_000}
+    assert {micro_batch.sent_ns - micro_batch.snapshot_ns for micro_batch in record.micro_batches} == {870_000}

@@ -21,7 +21,7 @@ SEEDS, REQUESTS, WARMUP = 10, 2500, 300
 
 
 class OnlyChoice:
-    """One server, one width, one request a block."""
+    """One server, one width, one request a micro-batch."""
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         return Choice(0, 1.0, 1)
@@ -45,7 +45,7 @@ def one_server(monkeypatch: pytest.MonkeyPatch, instances: int, jitter: tuple[fl
         link="free",
         batch_limit=1,
         decision_ns=0,
-        router={"outstanding_blocks": 10**9, "groups": (1,)},
+        router={"outstanding_micro_batches": 10**9, "micro_batch_sizes": (1,)},
         greedy={
             "preload": ((1, 1.0),) * instances,
             "vram_cap_bytes": 100_000_000 + 50_000_000 * instances,

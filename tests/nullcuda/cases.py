@@ -20,31 +20,31 @@ import torch
 from calibrate import session
 from calibrate.calibration_log import CalibrationRequest
 from calibrate.device_identity import Probe
-from calibrate.device_opening import AgentBench, Opened
+from calibrate.device_opening import Opened, WorkerBench
 from calibrate.power_meter import Meter
-from hw.agent.cuda import GraphedInstance, own_stream
-from hw.agent.instances import Instances, open_device, serve
-from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded
-from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.device_settings import DeviceSpec
 from hw.networks.accuracy_table import Evaluation, save_accuracy
 from hw.networks.architectures import SlimResNet
 from hw.networks.network_files import ModelFile, Network, save_model
-from hw.router.agent_handles import transfer_round
-from hw.router.local_agents import AgentProcess, start_agents
 from hw.router.local_cluster import HardwareCluster
+from hw.router.local_workers import WorkerProcess, start_workers
 from hw.router.router_loop import Routing
 from hw.router.server_port import HardwareServer
+from hw.router.worker_handles import transfer_round
 from hw.telemetry import Sensor
-from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkResult, FromAgent, Input, Measurement
+from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkResult, FromWorker, Input, Measurement
 from hw.transport.shared_memory import Arena
+from hw.worker.cuda import GraphedInstance, own_stream
+from hw.worker.instances import Instances, open_device, serve
+from hw.worker.lanes import BatchEnded, LaneEvent, LoadEnded
+from hw.worker.torch_outfit import TorchOutfit, torch_workers
 from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.vocabulary import Choice, ClusterView, RunBatch
 from scenarios.executors.executor_runs import hardware_servers
 from scenarios.world.scenario_building import load_world
 from tests.calibrate.fake import facts
 from tests.hw.test_capturable import READING, Reading
-from tests.hw.worlds import TINY, Wanderer, knobs, router, tiny_model, true_run
+from tests.hw.worlds import TINY, Wanderer, params, router, tiny_model, true_run
 from tests.nullcuda.harness import counts, since, trace
 
 Answer = TypeVar("Answer")
@@ -74,7 +74,7 @@ def _file(model: SlimResNet, name: str = "tiny") -> Iterator[ModelFile]:
 
 
 class _Desk:
-    """An agent's lanes, without an agent around them; every call waits for its end."""
+    """A worker's lanes, without a worker around them; every call waits for its end."""
 
     def __init__(self, model: SlimResNet, file: ModelFile, device: DeviceSpec, arena: Arena) -> None:
         self._told = SimpleQueue[LaneEvent]()
@@ -88,7 +88,7 @@ class _Desk:
         self._expect(LoadEnded)
 
     def pass_trace(self, segment: int, width: float, requests: Sequence[int]) -> str:
-        """The calls of a batch of these of 0, 1 ... n - 1, which lie in one block in this order, labels included."""
+        """Calls of a batch of these of 0, 1 ... n - 1, which are in one micro-batch in this order, labels included."""
         previous, size = self._model.spec.widest_input(segment, width), len(requests)
         shape = self._model.activation_shape(segment - 1, previous)
         self._lanes.take([Input(tuple(range(size)), 0, shape, "float32", False)])
@@ -171,7 +171,7 @@ def captured_ways() -> dict[str, bool]:
 
 
 class _Noting(Wanderer):
-    """Notes what agents have asked for when the first request is routed: all that was preloaded is there by then."""
+    """Notes what workers have asked for when the first request is routed: all that was preloaded is there by then."""
 
     def __init__(self, read: Callable[[], dict[str, int]]) -> None:
         super().__init__()
@@ -187,16 +187,16 @@ def served_runs(runs: int, cap_bytes: int, rate_img_s: float = 400.0) -> list[di
     """Runs of one cluster, one after another, whose only server preloads every instance.
 
     Returns:
-        For each run the agent's counts before it, when the preload has ended, and after it; how many instances the
+        For each run the worker's counts before it, when the preload has ended, and after it; how many instances the
         server loaded; and what became of requests.
     """
     device = replace(GPU, vram_bytes=cap_bytes)
-    room = replace(knobs(), preload=ALL, padded_sizes=SIZES, idle_unload_ns=None, vram_cap_bytes=cap_bytes)
+    room = replace(params(), preload=ALL, padded_sizes=SIZES, idle_unload_ns=None, vram_cap_bytes=cap_bytes)
     server, found = HardwareServer("gpu", device, room, 1.0, 2.0), list[dict[str, Any]]()
     with _file(tiny_model()) as file, HardwareCluster(file, [server]) as cluster:
 
         def read() -> dict[str, int]:
-            return counts(cluster.slots[0].agent.pid)
+            return counts(cluster.slots[0].worker.pid)
 
         for _ in range(runs):
             before, policy = read(), _Noting(read)
@@ -210,21 +210,21 @@ def served_runs(runs: int, cap_bytes: int, rate_img_s: float = 400.0) -> list[di
 
 
 def measured_moves(count: int) -> list[float]:
-    """Seconds of moves from one agent to another one of the same GPU, as calibration asks for them."""
+    """Seconds of moves from one worker to another one of the same GPU, as calibration asks for them."""
     devices = [("from", GPU), ("to", GPU)]
-    with _file(tiny_model()) as file, torch_agents(devices, file) as specs, start_agents(specs) as agents:
-        source, receiver = agents
-        for agent in agents:
-            agent.wait_until_ready()
+    with _file(tiny_model()) as file, torch_workers(devices, file) as specs, start_workers(specs) as workers:
+        source, receiver = workers
+        for worker in workers:
+            worker.wait_until_ready()
         return list(transfer_round(source, 1, 1 << 16, count, receiver=receiver))
 
 
 class _Bench:
-    """An agent to be measured, without a process: what it is asked is carried out in a thread, and noted."""
+    """A worker to be measured, without a process: what it is asked is carried out in a thread, and noted."""
 
     pid = os.getpid()
 
-    def __init__(self, measure: Callable[[Measurement], FromAgent]) -> None:
+    def __init__(self, measure: Callable[[Measurement], FromWorker]) -> None:
         self._measure = measure
         self._hands = ThreadPoolExecutor(1)
         self._answers = deque[Future[Any]]()
@@ -271,8 +271,8 @@ def calibrated() -> dict[str, Any]:
         outfit = TorchOutfit(wanted.device, wanted.file, (arena,), 0)
         benches.extend(_Bench(outfit.fit(print, time.monotonic_ns).measure) for _ in range(2))
         known = facts("cuda", wanted.device.warm_sizes)
-        agents = [cast(AgentProcess, bench) for bench in benches]
-        bench = AgentBench(agents[0], None, Meter("null", Sensor()), sibling=agents[1])
+        workers = [cast(WorkerProcess, bench) for bench in benches]
+        bench = WorkerBench(workers[0], None, Meter("null", Sensor()), sibling=workers[1])
         yield Opened(bench, Probe(known.info, metered=False), known)
 
     setattr(session, "opened", opened)  # noqa: B010 - it stands for the real one
@@ -290,7 +290,7 @@ def calibrated() -> dict[str, Any]:
     return {
         "loaded": sorted(set.union(*(each.sizes for each in benches))),
         "measured": sorted(set.intersection(*every)),
-        "padded": server.knobs.padded_sizes,
+        "padded": server.params.padded_sizes,
         "warmed": server.device.warm_sizes,
         "first_s": {how: min(first_s) for each in benches for how, first_s in each.first_s.items()},
     }

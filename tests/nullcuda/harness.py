@@ -1,7 +1,7 @@
 """Runs a case on the null CUDA: in a process of its own, since the library must be there before torch is imported.
 
 A case is a function of `tests.nullcuda.cases`; what it returns is read back as JSON. Processes that it starts, such as
-agents, are on the null CUDA, too. `counts` reads what any of them asked for.
+workers, are on the null CUDA, too. `counts` reads what any of them asked for.
 """
 
 from __future__ import annotations

@@ -45,5 +45,5 @@ def test_reserved_memory_is_below_the_cap_after_the_preload() -> None:
 
 
 def test_a_move_ends_while_nothing_is_served() -> None:
-    """Calibration times moves; nothing but the agent's own loop looks at their ends."""
+    """Calibration times moves; nothing but the worker's own loop looks at their ends."""
     assert len(run_case(cases.measured_moves, 3)) == 3

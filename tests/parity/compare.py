@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 from kit.random_streams import stream
 from policies.interfaces import RewardTerms
 from policies.run_records import RunRecord
-from policies.vocabulary import Choice, Decide, Hold, HoldRule, OwnLimit
+from policies.vocabulary import BatchingDelay, BatchingDelayRule, Choice, Decide, OwnLimit
 from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
 from tests.parity.scenarios import Scenario
 
@@ -35,11 +35,11 @@ class Engine(Protocol):
 
     def advance(self) -> Decide | None: ...
 
-    def set_hold_rule(self, rule: HoldRule) -> None: ...
+    def set_batching_delay_rule(self, rule: BatchingDelayRule) -> None: ...
 
     def set_limit(self, limit: OwnLimit) -> None: ...
 
-    def decide(self, choice: Choice | Hold) -> None: ...
+    def decide(self, choice: Choice | BatchingDelay) -> None: ...
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]: ...
 
@@ -68,8 +68,8 @@ def play(make: MakeEngine, scenario: Scenario) -> Iterator[Moment]:
     """Run a scenario with its own policy, moment by moment."""
     engine = make(scenario.cluster, scenario.run)
     policy, rng = scenario.policy(), stream(scenario.run.seed, "parity")
-    if scenario.hold_rule is not None:
-        engine.set_hold_rule(scenario.hold_rule)
+    if scenario.batching_delay_rule is not None:
+        engine.set_batching_delay_rule(scenario.batching_delay_rule)
     engine.set_limit(OwnLimit(scenario.own_limit_ns))
     while (asked := engine.advance()) is not None:
         assert engine.pending is asked or engine.pending == asked, "pending is not what was asked"

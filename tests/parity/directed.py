@@ -17,17 +17,17 @@ from policies.run_records import STAGES, LoggedStep, RunRecord
 from policies.vocabulary import (
     BatchFinished,
     BatchStarted,
-    BlockArrived,
     Choice,
     Decide,
     Decided,
     GoalSet,
+    MicroBatchArrived,
     RequestArrived,
     RequestCompleted,
     RequestFailed,
     RequestsReturned,
     RouterTimer,
-    SendBlock,
+    SendMicroBatch,
     ServerDown,
     ServerReport,
     ServerUp,
@@ -71,8 +71,8 @@ def host(
     sent_permille: int = 1000,
     received_permille: int = 1000,
 ) -> HostTable:
-    """A router's process; (a block, an image) in units."""
-    in_ns = [(block * UNIT_NS, image * UNIT_NS) for block, image in (decision, returned)]
+    """A router's process; (a micro-batch, an image) in units."""
+    in_ns = [(micro_batch * UNIT_NS, image * UNIT_NS) for micro_batch, image in (decision, returned)]
     return HostTable(in_ns[0], in_ns[1], spread, sent_permille, received_permille)
 
 
@@ -198,10 +198,10 @@ def pair(one: str, other: str, place: str) -> Directed:
         choices=choices,
         on=on,
         links=[link(LINK)],
-        knobs=[{"idle_unload_ns": idle * UNIT_NS, "load_backoff_ns": 5 * UNIT_NS}],
+        params=[{"idle_unload_ns": idle * UNIT_NS, "load_backoff_ns": 5 * UNIT_NS}],
         decision_ns=decision * UNIT_NS,
         host=host(returned=(HEARD, 0)) if "heard" in kinds else None,
-        router={"groups": (1, 2, 4), "outstanding_blocks": 4},
+        router={"micro_batch_sizes": (1, 2, 4), "outstanding_micro_batches": 4},
         supervision=Supervision(hang_ns=9 * UNIT_NS, backoff_ns=UNIT_NS, stable_ns=500 * UNIT_NS, start_ns=4 * UNIT_NS),
         run={"faults": faults, "slowdowns": slowdowns},
     )
@@ -299,7 +299,12 @@ def scenes() -> Iterator[Directed]:
 
 def _router_scenes() -> Iterator[Directed]:
     yield Directed(
-        scene("a question is asked when its instant is over", [device()], [5, 5, 5, 9, 9], router={"groups": (8,)}),
+        scene(
+            "a question is asked when its instant is over",
+            [device()],
+            [5, 5, 5, 9, 9],
+            router={"micro_batch_sizes": (8,)},
+        ),
         lambda s, r: next(c for _, c in commands(r, Decide)).view.candidates == 3,  # type: ignore[attr-defined]
     )
     yield Directed(
@@ -307,7 +312,7 @@ def _router_scenes() -> Iterator[Directed]:
             "returns and arrivals of one instant are asked about together",
             [device(segments=2)],
             [0, 6, 6, 9],
-            knobs=[{"preload": ((1, 1.0), (2, 1.0))}],
+            params=[{"preload": ((1, 1.0), (2, 1.0))}],
         ),
         lambda s, r: meet(r, RequestsReturned, RequestArrived, RouterTimer),
     )
@@ -318,7 +323,7 @@ def _router_scenes() -> Iterator[Directed]:
             [10, 10, 14, 14, 18, 18],
             decision_ns=UNIT_NS,
             host=host(decision=(3, 0)),
-            router={"groups": (1,), "outstanding_blocks": 4},
+            router={"micro_batch_sizes": (1,), "outstanding_micro_batches": 4},
         ),
         lambda s, r: meet(r, RequestArrived, Decided, RouterTimer),
     )
@@ -327,7 +332,7 @@ def _router_scenes() -> Iterator[Directed]:
             "decisions without delay chain in one instant",
             [device(), device()],
             [3] * 9,
-            router={"groups": (2,), "outstanding_blocks": 2},
+            router={"micro_batch_sizes": (2,), "outstanding_micro_batches": 2},
             policy="jsq",
         ),
         lambda s, r: len(steps(r, Decided, 3)) == 4,
@@ -338,9 +343,9 @@ def _router_scenes() -> Iterator[Directed]:
                 f"a deadline at the head, {after} units after the arrival",
                 [device(base_ns=8 * UNIT_NS)],
                 [0, 0, 1, 1, 1],
-                router={"groups": (1,), "outstanding_blocks": 1, "shed_expired": True},
+                router={"micro_batch_sizes": (1,), "outstanding_micro_batches": 1, "shed_expired": True},
                 run={"deadlines_ns": (after * UNIT_NS,)},
-                knobs=[{"preload": ((1, 1.0),)}],
+                params=[{"preload": ((1, 1.0),)}],
             ),
             lambda s, r: any(
                 t - r.requests[0].arrived_ns == s.run.deadlines_ns[0] for t, _ in commands(r, RequestFailed)
@@ -351,9 +356,9 @@ def _router_scenes() -> Iterator[Directed]:
             "an image takes just the operator's limit, and the next one longer",
             [device()],
             [0, 0, 0, 20],
-            router={"groups": (1,), "outstanding_blocks": 1},
+            router={"micro_batch_sizes": (1,), "outstanding_micro_batches": 1},
             run={"goals": ((0, GoalSet(limit_ns=6 * UNIT_NS)),)},
-            knobs=[{"preload": ((1, 1.0),)}],
+            params=[{"preload": ((1, 1.0),)}],
         ),
         lambda s, r: (
             [q.finished_ns - q.arrived_ns for q in r.requests[:3]] == [3 * UNIT_NS, 6 * UNIT_NS, 9 * UNIT_NS]
@@ -366,8 +371,8 @@ def _router_scenes() -> Iterator[Directed]:
             [device()],
             list(range(60)),
             router={
-                "groups": (1,),
-                "outstanding_blocks": 2,
+                "micro_batch_sizes": (1,),
+                "outstanding_micro_batches": 2,
                 "shed_expired": True,
                 "classes": ("gold", "bronze"),
                 "carried_img_s": 1e9 / (2 * UNIT_NS),
@@ -380,14 +385,14 @@ def _router_scenes() -> Iterator[Directed]:
                     (0, GoalSet(floor=0.6, limit_ns=60 * UNIT_NS, service_class=1)),
                 ),
             },
-            knobs=[{"preload": ((1, 1.0),)}],
+            params=[{"preload": ((1, 1.0),)}],
         ),
         lambda s, r: {c.reason for _, c in commands(r, RequestFailed)} == {"refused", "deadline"},  # type: ignore[attr-defined]
     )
     split = device(limit=2, period_ns=4 * UNIT_NS)
     yield Directed(
-        scene("a block is split over batches", [split], [0] * 7 + [30] * 3, router={"groups": (8,)}),
-        lambda s, r: len(steps(r, BatchFinished)) > len(commands(r, SendBlock)),
+        scene("a micro-batch is split over batches", [split], [0] * 7 + [30] * 3, router={"micro_batch_sizes": (8,)}),
+        lambda s, r: len(steps(r, BatchFinished)) > len(commands(r, SendMicroBatch)),
     )
 
 
@@ -401,8 +406,8 @@ def _scheduler_scenes() -> Iterator[Directed]:
             "two free instances of one width, used last at one instant",
             [device()],
             [10, 20, 20, 21, 40],
-            knobs=[{"preload": ((1, 1.0), (1, 1.0)), "batch_limit": 1}],
-            router={"groups": (1, 2), "outstanding_blocks": 4},
+            params=[{"preload": ((1, 1.0), (1, 1.0)), "batch_limit": 1}],
+            router={"micro_batch_sizes": (1, 2), "outstanding_micro_batches": 4},
         ),
         lambda s, r: next(b for b in r.batches).instance == 0 and _is_mru(r),
     )
@@ -411,19 +416,19 @@ def _scheduler_scenes() -> Iterator[Directed]:
             "two free instances of one width, the other one used later",
             [device()],
             [10, 11, 30, 50],
-            knobs=[{"preload": ((1, 1.0), (1, 1.0)), "batch_limit": 1}],
-            router={"groups": (1,), "outstanding_blocks": 4},
+            params=[{"preload": ((1, 1.0), (1, 1.0)), "batch_limit": 1}],
+            router={"micro_batch_sizes": (1,), "outstanding_micro_batches": 4},
         ),
         lambda s, r: [b.instance for b in r.batches] == [0, 1, 1, 1],
     )
     yield Directed(
         scene(
-            "utilization exactly at the block",
+            "utilization exactly at the micro-batch",
             [device(widths=TWO, busy=(300, 0), base_ns=30 * UNIT_NS, period_ns=5 * UNIT_NS)],
             [0, 12, 30, 31],
             choices={1: Choice(0, 0.5, 1), 2: Choice(0, 1.0, 1)},
-            knobs=[{"utilization_block": 0.3}],
-            router={"groups": (1,), "outstanding_blocks": 4},
+            params=[{"utilization_block": 0.3}],
+            router={"micro_batch_sizes": (1,), "outstanding_micro_batches": 4},
         ),
         lambda s, r: any(p.utilization == 0.3 for p in r.telemetry),
     )
@@ -434,7 +439,7 @@ def _device_scenes() -> Iterator[Directed]:
         demand=(700, 0), busy=(400, 33), power_mw=(33_333.3, 17.7), alpha=0.37, bandwidth=(0.31, 0.01), base_ns=7001,
         period_ns=2 * UNIT_NS, lag_ns=UNIT_NS, windows=(3, 2), beta=1.3, across_beta=1.7,
     )  # fmt: skip
-    many = {"groups": (1,), "outstanding_blocks": 4}
+    many = {"micro_batch_sizes": (1,), "outstanding_micro_batches": 4}
     preload = {"preload": ((1, 1.0),) * 3, "batch_limit": 1}
     for kind in ("cuda", "cpu"):
         yield Directed(
@@ -444,7 +449,7 @@ def _device_scenes() -> Iterator[Directed]:
                 [10, 10, 10, 10, 11, 12, 13],
                 on=[0, 0],
                 policy="round-robin",
-                knobs=[preload],
+                params=[preload],
                 router=many,
             ),
             lambda s, r: meet(r, BatchFinished, BatchFinished),
@@ -454,7 +459,7 @@ def _device_scenes() -> Iterator[Directed]:
             "a batch runs in two parts, the larger one first",
             [replace(crowded, demand=(300, 150), busy=(300, 100), power_mw=(2e4, 1234.5))],
             [10, 10, 10],
-            knobs=[{"preload": ((1, 1.0),)}],
+            params=[{"preload": ((1, 1.0),)}],
             run={"faults": (Squeeze(0, 0, 90_000, 2),)},
         ),
         lambda s, r: len(r.batches) == 1 and r.batches[0].size == 3,
@@ -506,7 +511,7 @@ def _fault_scenes() -> Iterator[Directed]:
         devices=[device(widths=PAIR_WIDTHS, width_ns=4 * u)] * 2,
         arrivals=sorted(2 * [*range(5, 30)]),
         policy="ladder",
-        router={"groups": (1, 2, 4), "outstanding_blocks": 4},
+        router={"micro_batch_sizes": (1, 2, 4), "outstanding_micro_batches": 4},
         happened=lambda s, r: len({width for request in r.requests for width in request.widths}) > 1,
     )
     yield broken(
@@ -522,7 +527,7 @@ def _fault_scenes() -> Iterator[Directed]:
         happened=lambda s, r: (10 * u, 40 * u) in returns(r),
     )
     yield broken(
-        "crashes in a row, each a longer back-off, then a stable epoch",
+        "crashes in a row, each a longer back-off, then a stable incarnation",
         *(Crash(0, at * u) for at in (5, 11, 20, 30, 100)),
         happened=lambda s, r: len({up_ns - down_ns for down_ns, up_ns in returns(r)}) >= 3,
         horizon=120,
@@ -539,12 +544,12 @@ def _fault_scenes() -> Iterator[Directed]:
             Squeeze(0, 8 * u, 40 * u, batch),
             Squeeze(1, 8 * u, 40 * u, batch),
             devices=[device(segments=2, base_ns=4 * u, demand=(300, 150), power_mw=(2e4, 1234.5), period_ns=5 * u)] * 2,
-            router={"groups": (8,)},
+            router={"micro_batch_sizes": (8,)},
             links=[link(5)],
-            knobs=[{"load_backoff_ns": 3 * u, "load_retries": 2}],
+            params=[{"load_backoff_ns": 3 * u, "load_retries": 2}],
             happened=lambda s, r: len(steps(r, BatchStarted)) > 3,
         )
-    far = {"links": [link(6, 900)], "router": {"groups": (2,), "block_key": "any"}}
+    far = {"links": [link(6, 900)], "router": {"micro_batch_sizes": (2,), "micro_batch_key": "any"}}
     yield broken(
         "the source of a transfer dies",
         Crash(0, 24 * u),
@@ -557,28 +562,28 @@ def _fault_scenes() -> Iterator[Directed]:
 def _network_scenes() -> Iterator[Directed]:
     three = [device(segments=2)] * 3
     two_places = {1: Choice(0, 1.0, 1), 2: Choice(1, 1.0, 1), 3: Choice(2, 1.0, 2)}
-    any_place = {"groups": (1, 2), "block_key": "any", "outstanding_blocks": 4}
+    any_place = {"micro_batch_sizes": (1, 2), "micro_batch_key": "any", "outstanding_micro_batches": 4}
     yield Directed(
         scene(
-            "two transfers of one block end at one instant",
+            "two transfers of one micro-batch end at one instant",
             three,
             [1, 1],
             choices=two_places,
             router=any_place,
             links=[link(4)],
         ),
-        lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendBlock)) and _together(r),  # type: ignore[attr-defined]
+        lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendMicroBatch)) and _together(r),  # type: ignore[attr-defined]
     )
     yield Directed(
         scene(
-            "two transfers of one block queue for the medium, from the lower source first",
+            "two transfers of one micro-batch queue for the medium, from the lower source first",
             [device(segments=2, base_ns=7 * UNIT_NS), *three[:2]],
             [1, 1],
             choices=two_places,
             router=any_place,
             links=[link(4, 1000), link(9, 1000), link(1, 1000)],
         ),
-        lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendBlock)),  # type: ignore[attr-defined]
+        lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendMicroBatch)),  # type: ignore[attr-defined]
     )
     for media in (["air", "wire", "air"], ["m0", "m1", "m2"]):
         for loss in (0.0, 0.3):
@@ -590,7 +595,7 @@ def _network_scenes() -> Iterator[Directed]:
                     policy="random",
                     media=media,
                     links=[link(2, 1500, loss), link(1, 900, loss), FREE],
-                    router={"groups": (2,), "outstanding_blocks": 4},
+                    router={"micro_batch_sizes": (2,), "outstanding_micro_batches": 4},
                     run={"seed": 5},
                 ),
                 lambda s, r: meet(r, Decided, Decided) and len(steps(r, TransferFinished)) > 6,
@@ -599,14 +604,14 @@ def _network_scenes() -> Iterator[Directed]:
 
 def _together(r: RunRecord) -> bool:
     return any(
-        one.now_ns == other.now_ns and one.event.block == other.event.block  # type: ignore[union-attr]
+        one.now_ns == other.now_ns and one.event.micro_batch == other.event.micro_batch  # type: ignore[union-attr]
         for one, other in zip(steps(r, TransferFinished), steps(r, TransferFinished)[1:], strict=False)
     )
 
 
 def _host_scenes() -> Iterator[Directed]:
     u = UNIT_NS
-    many = {"groups": (1, 2), "outstanding_blocks": 4}
+    many = {"micro_batch_sizes": (1, 2), "outstanding_micro_batches": 4}
     loaded = {"preload": ((1, 1.0), (2, 1.0)), "batch_limit": 2}
     for spread in ((), (0.37, 0.81, 1.82)):
         yield Directed(
@@ -617,23 +622,23 @@ def _host_scenes() -> Iterator[Directed]:
                 policy="round-robin",
                 host=host(decision=(2, 1), returned=(3, 1), spread=spread),
                 decision_ns=UNIT_NS,
-                knobs=[loaded],
+                params=[loaded],
                 router=many,
             ),
             lambda s, r: _handover_ns(r) > 10 * u * max(s.cluster.host.spread, default=1),  # type: ignore[union-attr]
         )
     yield Directed(
         scene(
-            "a block leaves in the middle of its decision's cost, and the next decision waits for all of it",
+            "a micro-batch leaves in the middle of its decision's cost, and the next decision waits for all of it",
             [device()],
             [3, 3, 3, 20],
             decision_ns=UNIT_NS,
             host=host(decision=(4, 0), sent_permille=500),
-            router={"groups": (1,), "outstanding_blocks": 4},
+            router={"micro_batch_sizes": (1,), "outstanding_micro_batches": 4},
         ),
         lambda s, r: (
-            [b.sent_ns - b.snapshot_ns for b in r.blocks] == [3 * u] * 4
-            and [b.snapshot_ns for b in r.blocks[:3]] == [3 * u, 8 * u, 13 * u]
+            [b.sent_ns - b.snapshot_ns for b in r.micro_batches] == [3 * u] * 4
+            and [b.snapshot_ns for b in r.micro_batches[:3]] == [3 * u, 8 * u, 13 * u]
         ),
     )
     yield Directed(
@@ -642,22 +647,23 @@ def _host_scenes() -> Iterator[Directed]:
             [device(segments=2)],
             [3, 60],
             host=host(returned=(4, 0), received_permille=500),
-            knobs=[loaded],
+            params=[loaded],
             router=many,
         ),
         lambda s, r: (
-            [b.snapshot_ns - a.ended_ns for a, b in zip(r.blocks[::2], r.blocks[1::2], strict=True)] == [2 * u] * 2
+            [b.snapshot_ns - a.ended_ns for a, b in zip(r.micro_batches[::2], r.micro_batches[1::2], strict=True)]
+            == [2 * u] * 2
         ),
     )
     yield Directed(
         scene(
-            "a decision costs what its block has of images, not its group",
+            "a decision costs what its micro-batch has of images, not its group",
             [device()],
             [3, 3, 3, 20],
             host=host(decision=(1, 2)),
-            router={"groups": (8,), "outstanding_blocks": 4},
+            router={"micro_batch_sizes": (8,), "outstanding_micro_batches": 4},
         ),
-        lambda s, r: [b.sent_ns - b.snapshot_ns for b in r.blocks] == [7 * u, 3 * u],
+        lambda s, r: [b.sent_ns - b.snapshot_ns for b in r.micro_batches] == [7 * u, 3 * u],
     )
     ways = {"there_ns": u, "busy_there_ns": 9 * u, "back_ns": 11 * u, "busy_back_ns": 2 * u}
     for name, costs in (("and nothing else", None), ("to a busy host", host(decision=(1, 0), returned=(2, 0)))):
@@ -668,18 +674,18 @@ def _host_scenes() -> Iterator[Directed]:
                 [*range(2, 40)],
                 policy="random",
                 host=costs,
-                knobs=[loaded],
+                params=[loaded],
                 router=many,
             ),
-            lambda s, r: len({b.arrived_ns - b.sent_ns for b in r.blocks if b.head.location == b.server}) > 2,
+            lambda s, r: len({b.arrived_ns - b.sent_ns for b in r.micro_batches if b.head.location == b.server}) > 2,
         )
     yield Directed(
         scene(
             "dispatches of different lengths: a later batch starts first",
             [device(dispatch_ns=u, busy_dispatch_ns=9 * u)],
             [10, 10, 11, 11, 12, 13, 13],
-            knobs=[{"preload": ((1, 1.0),) * 3, "batch_limit": 1}],
-            router={"groups": (1,), "outstanding_blocks": 4},
+            params=[{"preload": ((1, 1.0),) * 3, "batch_limit": 1}],
+            router={"micro_batch_sizes": (1,), "outstanding_micro_batches": 4},
         ),
         lambda s, r: (begun := _begun(r)) != sorted(begun),
     )
@@ -694,7 +700,7 @@ def _host_scenes() -> Iterator[Directed]:
                     policy="random",
                     host=costs,
                     supervision=quick,
-                    knobs=[loaded],
+                    params=[loaded],
                     router=many,
                     run={"faults": (fault, Crash(1, 48 * u))},
                 ),
@@ -706,11 +712,11 @@ def _host_scenes() -> Iterator[Directed]:
             [device(segments=2, there_ns=u, busy_there_ns=40 * u)],
             [*range(2, 90, 3)],
             supervision=quick,
-            knobs=[loaded],
+            params=[loaded],
             router=many,
             run={"faults": tuple(Crash(0, at * u) for at in (20, 44, 71))},
         ),
-        lambda s, r: len(returns(r)) == 3 and len({b.arrived_ns - b.sent_ns for b in r.blocks}) > 2,
+        lambda s, r: len(returns(r)) == 3 and len({b.arrived_ns - b.sent_ns for b in r.micro_batches}) > 2,
     )
     for there in (0, 4 * u):
         yield Directed(
@@ -720,11 +726,11 @@ def _host_scenes() -> Iterator[Directed]:
                 [*range(2, 40, 2)],
                 policy="random",
                 supervision=quick,
-                knobs=[{**loaded, "idle_unload_ns": 5 * u}],
+                params=[{**loaded, "idle_unload_ns": 5 * u}],
                 router=many,
                 run={"faults": (Hang(0, 15 * u), Hang(1, 33 * u))},
             ),
-            lambda s, r: len(commands(r, SendBlock)) > len(steps(r, BlockArrived)),
+            lambda s, r: len(commands(r, SendMicroBatch)) > len(steps(r, MicroBatchArrived)),
         )
 
 
@@ -740,9 +746,9 @@ def _handover_ns(r: RunRecord) -> int:
 
 def _is_stale(r: RunRecord) -> bool:
     """Whether a message came back from a life that had ended."""
-    down_ns = {(step.event.server, step.event.epoch): step.now_ns for step in steps(r, ServerDown)}  # type: ignore[union-attr]
+    down_ns = {(step.event.server, step.event.incarnation): step.now_ns for step in steps(r, ServerDown)}  # type: ignore[union-attr]
     return any(
-        step.now_ns > down_ns.get((step.event.server, step.event.epoch), step.now_ns)  # type: ignore[union-attr]
+        step.now_ns > down_ns.get((step.event.server, step.event.incarnation), step.now_ns)  # type: ignore[union-attr]
         for step in steps(r, RequestsReturned)
     )
 

@@ -10,12 +10,12 @@ from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
     BatchStarted,
-    BlockArrived,
     Decide,
     Decided,
-    Held,
+    Delayed,
     InstanceLoaded,
     InstanceUnloaded,
+    MicroBatchArrived,
     RequestArrived,
     RequestsRejected,
     RequestsReturned,
@@ -48,7 +48,7 @@ _OF_EVENT = {
 
 
 def happenings(scenario: Scenario, record: RunRecord) -> Iterator[tuple[int, int, str]]:
-    """(time, server, kind) of all that happened on the agenda, but for changes of slowdown that were drawn."""
+    """(time, server, kind) of all that happened on the event queue, but for changes of slowdown that were drawn."""
     cluster, run = scenario.cluster, scenario.run
     for step in record.log:
         event, now_ns = step.event, step.now_ns
@@ -57,7 +57,7 @@ def happenings(scenario: Scenario, record: RunRecord) -> Iterator[tuple[int, int
                 yield now_ns, EVERYWHERE, "arrival"
             elif isinstance(event, TransferFinished):
                 yield now_ns, event.destination, "transfer end"
-            elif isinstance(event, Decided | Held):
+            elif isinstance(event, Decided | Delayed):
                 yield now_ns, EVERYWHERE, "decision end"
             elif isinstance(event, RequestsReturned | RequestsRejected):
                 if cluster.host is not None:
@@ -69,7 +69,7 @@ def happenings(scenario: Scenario, record: RunRecord) -> Iterator[tuple[int, int
             continue
         server = int(step.core.split(":")[1])
         kind = _OF_EVENT.get(type(event))
-        if isinstance(event, BlockArrived) and cluster.devices[cluster.servers[server].device].there_ns:
+        if isinstance(event, MicroBatchArrived) and cluster.devices[cluster.servers[server].device].there_ns:
             yield now_ns, server, "block arrival"
         if isinstance(event, BatchStarted) and not cluster.devices[cluster.servers[server].device].dispatch_ns:
             continue  # no event of its own

@@ -1,7 +1,7 @@
 """The rules of the engines, each broken on purpose: what parity has to notice.
 
 Most stand in `mutants.yaml`, as a piece of a function's source and what it becomes. Here are those that break the order
-of simultaneous events: all events go through `Agenda.at` and `Agenda.until`.
+of simultaneous events: all events go through `EventQueue.at` and `EventQueue.until`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.event_queue import ARRIVAL, HOST, Agenda, Kind, rank
+from sim.event_queue import ARRIVAL, HOST, EventQueue, Kind, rank
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 ROWS: dict[str, dict[str, list[str]]] = yaml.safe_load(Path(__file__).with_name("mutants.yaml").read_text())
@@ -60,13 +60,13 @@ def _reordered(order_of: Callable[[int, str], int]) -> Patch:
     """Every event gets another place among those of its instant: (order, what is called, if anything is) -> order."""
 
     def break_it(patch: pytest.MonkeyPatch) -> None:
-        at, until = Agenda.at, Agenda.until
+        at, until = EventQueue.at, EventQueue.until
 
-        def called(self: Agenda, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
+        def called(self: EventQueue, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
             at(self, when_ns, order_of(order, getattr(act, "__name__", "")), act, *arguments)
 
-        patch.setattr(Agenda, "at", called)
-        patch.setattr(Agenda, "until", lambda self, when_ns, order: until(self, when_ns, order_of(order, "")))
+        patch.setattr(EventQueue, "at", called)
+        patch.setattr(EventQueue, "until", lambda self, when_ns, order: until(self, when_ns, order_of(order, "")))
 
     return break_it
 
@@ -89,13 +89,14 @@ def _swapped(one: Kind, other: Kind) -> Patch:
 
 
 # These commute, by argument and by experiment. A transfer's end tells the router where inputs are, and hands over what
-# comes after all that was handed over before; a block's arrival is its scheduler's alone. A timer and an unload's end
+# comes after all that was handed over before; a micro-batch's arrival is its scheduler's alone. A timer and an unload's
+# end
 # both lead to a pass of the scheduler over one state: what expired goes in the first, the freed memory goes out in the
 # second. So do a load's end and an unload's: they differ only if what was loaded is idle at once and an older key
 # evicts it, and only a preload after a death has no key that waits for it. A fault and a change of slowdown both rate
 # the running set again, at one time, from the same work.
 _COMMUTE = (
-    (Kind.TRANSFER_END, Kind.BLOCK_ARRIVAL),
+    (Kind.TRANSFER_END, Kind.MICRO_BATCH_ARRIVAL),
     (Kind.LOAD_END, Kind.UNLOAD_END),
     (Kind.UNLOAD_END, Kind.TIMER),
     (Kind.FAULT, Kind.SLOWDOWN),
@@ -135,7 +136,7 @@ UNNOTICEABLE = [Mutant(f"{other.name} before {one.name}", _swapped(one, other)) 
 
 
 def _ask_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Agenda, "is_instant_over", property(lambda self: True))
+    patch.setattr(EventQueue, "is_instant_over", property(lambda self: True))
 
 
 def source_mutants(where: str = "") -> list[Mutant]:
@@ -158,12 +159,12 @@ MAX_EVENTS = 100_000
 
 def stop_when_stuck(patch: pytest.MonkeyPatch) -> None:
     """A broken engine may go round in an instant for ever: after so many events of one run it fails."""
-    step = Agenda.step
+    step = EventQueue.step
     counts: dict[int, int] = {}
 
-    def counted(self: Agenda) -> None:
+    def counted(self: EventQueue) -> None:
         counts[id(self)] = counts.get(id(self), 0) + 1
         assert counts[id(self)] < MAX_EVENTS, "the run is stuck"
         step(self)
 
-    patch.setattr(Agenda, "step", counted)
+    patch.setattr(EventQueue, "step", counted)

@@ -18,18 +18,18 @@ import msgspec
 import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
-from policies.greedy_scheduler import GreedyKnobs, Spec
+from policies.greedy_scheduler import GreedyParams, Spec
 from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, RoutingPolicy, top1_of
 from policies.router_names import make_router
 from policies.rules.compass import CompassRule, Numbers
 from policies.rules.rule_context import RouterContext, working_sets
 from policies.rules.rule_parts import ControlSpec
-from policies.vocabulary import FOLLOW_NS, NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
+from policies.vocabulary import FOLLOW_NS, NS_PER_S, BatchingDelay, BatchingDelayRule, Choice, ClusterView, GoalSet
 from sim.device_model import crowding
 from sim.device_profile import JITTER_QUANTILES, Link, Profile
 from sim.device_tables import (
     BatchKey,
-    ChoreTable,
+    CpuWorkTable,
     DeviceTables,
     InstanceTable,
     KeyTable,
@@ -74,13 +74,17 @@ class Scenario:
     policy_name: str = "first"
     choices: Mapping[int, Choice] = field(default_factory=dict)
     holds_percent: int = 0
-    hold_rule: HoldRule | None = None
+    batching_delay_rule: BatchingDelayRule | None = None
     own_limit_ns: int = FOLLOW_NS
 
     def policy(self) -> RoutingPolicy:
         """A fresh one: routers may have memory. In some of a hundred decisions it holds, where it may."""
         chooser = self._chooser()
-        return Holder(chooser, self.cluster.router.groups[-1], self.holds_percent) if self.holds_percent else chooser
+        return (
+            Holder(chooser, self.cluster.router.micro_batch_sizes[-1], self.holds_percent)
+            if self.holds_percent
+            else chooser
+        )
 
     def _chooser(self) -> RoutingPolicy:
         config = self.cluster.router
@@ -97,15 +101,15 @@ class Scenario:
         cluster = self.cluster
         costs = ProfileCosts(
             [cluster.devices[server.device] for server in cluster.servers],
-            [server.knobs.batch_limit for server in cluster.servers],
+            [server.params.batch_limit for server in cluster.servers],
             [server.attachment for server in cluster.servers],
         )
         deadline_ns = self.run.deadlines_ns[0]
         deadline_s = None if deadline_ns is None else deadline_ns / NS_PER_S
         limits_w = tuple(cluster.devices[server.device].cap_mw / 1000 for server in cluster.servers)
-        context = RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s, cluster.block_ns)
-        knobs = [server.knobs for server in cluster.servers]
-        return replace(context, working_sets=working_sets(context, knobs, cluster.prior.mean_top1))
+        context = RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s, cluster.micro_batch_ns)
+        params = [server.params for server in cluster.servers]
+        return replace(context, working_sets=working_sets(context, params, cluster.prior.mean_top1))
 
 
 @dataclass
@@ -116,10 +120,10 @@ class Holder:
     most: int
     percent: int
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
-        if view.hold_left_ns > 0 and rng.random() * 100 < self.percent:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
+        if view.batching_delay_left_ns > 0 and rng.random() * 100 < self.percent:
             more = int(rng.integers(view.candidates + 1, self.most + 1))
-            return Hold(more, int(rng.integers(1, 2 * view.hold_left_ns + 1)))
+            return BatchingDelay(more, int(rng.integers(1, 2 * view.batching_delay_left_ns + 1)))
         return self.router.choose(view, rng)
 
 
@@ -142,7 +146,7 @@ class Script:
         if given is not None and view.servers[given.server].valid:
             return given
         first = next(index for index, server in enumerate(view.servers) if server.valid)
-        return Choice(first, held(self.config, view, first)[0], self.config.groups[-1])
+        return Choice(first, held(self.config, view, first)[0], self.config.micro_batch_sizes[-1])
 
 
 @dataclass
@@ -157,7 +161,9 @@ class OneServer:
         server = busiest if rng.random() < 0.8 else valid[rng.integers(len(valid))]
         widths = held(self.config, view, server)
         return Choice(
-            server, widths[rng.integers(len(widths))], self.config.groups[rng.integers(3) % len(self.config.groups)]
+            server,
+            widths[rng.integers(len(widths))],
+            self.config.micro_batch_sizes[rng.integers(3) % len(self.config.micro_batch_sizes)],
         )
 
 
@@ -223,9 +229,9 @@ class Device:
     busy_back_ns: int | None = None
     extra_ns: tuple[int, ...] = (0,) * 4
     fetch_ns: int = 0
-    chores: ChoreTable | None = None
-    chores_mw: float = 0.0
-    chores_permille: int = 0
+    cpu_work: CpuWorkTable | None = None
+    cpu_work_mw: float = 0.0
+    cpu_work_permille: int = 0
     beside_load: float = 1.0
     cap_mw: float = 250_000.0
     throttle: float = 0.0
@@ -274,9 +280,9 @@ class Device:
             busy_back_ns=self.back_ns if self.busy_back_ns is None else self.busy_back_ns,
             extra_ns=self.extra_ns,
             fetch_ns=self.fetch_ns,
-            chores=self.chores,
-            chores_mw=self.chores_mw,
-            chores_permille=self.chores_permille,
+            cpu_work=self.cpu_work,
+            cpu_work_mw=self.cpu_work_mw,
+            cpu_work_permille=self.cpu_work_permille,
             beside_load=self.beside_load,
         )
 
@@ -353,7 +359,7 @@ def grid_cluster(
     devices: Sequence[Device | DeviceTables],
     on: Sequence[int] = (),
     *,
-    knobs: Sequence[Mapping[str, object]] = ({},),
+    params: Sequence[Mapping[str, object]] = ({},),
     media: Sequence[str] = (),
     links: Sequence[Link] = (FREE,),
     router: Mapping[str, object] | None = None,
@@ -363,7 +369,7 @@ def grid_cluster(
     """A cluster of servers on `on` (a device index each; one server a device by default).
 
     Args:
-        knobs, links: for each server in turn, again from the first where there are more servers.
+        parameters, links: for each server in turn, again from the first where there are more servers.
         media: each server's medium; its own where none is named.
         can_always: the router is told that every server can hold everything, whatever its memory.
     """
@@ -374,19 +380,19 @@ def grid_cluster(
         ServerSpec(
             f"s{index}",
             device,
-            make_knobs(tables[device], knobs[index % len(knobs)]),
+            make_params(tables[device], params[index % len(params)]),
             Attachment(media[index] if media else f"m{index}", links[index % len(links)]),
         )
         for index, device in enumerate(on)
     )
-    holds = tuple(
+    fits = tuple(
         tuple(
-            tuple(can_always or server.knobs.can_hold((s, w)) for w in model.widths)
+            tuple(can_always or server.params.can_hold((s, w)) for w in model.widths)
             for s in range(1, model.segments + 1)
         )
         for server in servers
     )
-    config = RouterConfig(segments=model.segments, widths=model.widths, holds=holds, **(router or {}))  # type: ignore[arg-type]
+    config = RouterConfig(segments=model.segments, widths=model.widths, fits=fits, **(router or {}))  # type: ignore[arg-type]
     defaults: dict[str, object] = {
         "decision_ns": 0,
         "weights": RewardWeights(1.3, 700.0, 0.3, 0.7, 0.11, True),
@@ -397,8 +403,8 @@ def grid_cluster(
     return ClusterSpec(tuple(tables), servers, config, **merged)  # type: ignore[arg-type]
 
 
-def make_knobs(tables: DeviceTables, changes: Mapping[str, object]) -> GreedyKnobs:
-    """Algorithm 1's knobs for tables of tiny instances; what is to be preloaded is cut to what fits."""
+def make_params(tables: DeviceTables, changes: Mapping[str, object]) -> GreedyParams:
+    """Algorithm 1's parameters for tables of tiny instances; what is to be preloaded is cut to what fits."""
     instance_bytes = {spec: cost.vram_bytes for spec, cost in tables.instances.items()}
     merged: dict[str, object] = {
         "widths": tables.profile.model.widths,
@@ -417,7 +423,7 @@ def make_knobs(tables: DeviceTables, changes: Mapping[str, object]) -> GreedyKno
         if instance_bytes[spec] <= free:
             preload.append(spec)
             free -= instance_bytes[spec]
-    return GreedyKnobs(**merged, preload=tuple(preload))  # type: ignore[arg-type]
+    return GreedyParams(**merged, preload=tuple(preload))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)
@@ -447,19 +453,19 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
     on = [draws.below(len(devices)) for _ in range(servers)]
     devices = [device for index, device in enumerate(devices) if index in on]
     on = [sorted(set(on)).index(device) for device in on]
-    knobs = [_draw_knobs(draws, step_ns, segments, widths) for _ in range(draws.pick((1, 2)))]
+    params = [_draw_params(draws, step_ns, segments, widths) for _ in range(draws.pick((1, 2)))]
     media, links = _draw_network(draws, step_ns, servers)
-    knobs = [_fit_limit(each, devices) for each in knobs]
+    params = [_fit_limit(each, devices) for each in params]
     cluster = grid_cluster(
         devices,
         on,
-        knobs=knobs,
+        params=params,
         media=media,
         links=links,
         router={
-            "groups": draws.pick(((1, 2, 4, 8, 16, 32), (1,), (1, 2), (3,), (2, 8))),
-            "outstanding_blocks": draws.pick((2, 1, 3, 4)),
-            "block_key": draws.pick(("location", "any")),
+            "micro_batch_sizes": draws.pick(((1, 2, 4, 8, 16, 32), (1,), (1, 2), (3,), (2, 8))),
+            "outstanding_micro_batches": draws.pick((2, 1, 3, 4)),
+            "micro_batch_key": draws.pick(("location", "any")),
             "max_retries": draws.pick((3, 2, 1, 0)),
             "shed_expired": draws.chance(40),
         },
@@ -500,7 +506,7 @@ def as_a_family(scenario: Scenario) -> Scenario:
 
 
 def _nested(cluster: ClusterSpec, nests: tuple[int, ...]) -> tuple[ServerSpec, ...]:
-    return tuple(replace(server, knobs=replace(server.knobs, nests=nests)) for server in cluster.servers)
+    return tuple(replace(server, params=replace(server.params, nests=nests)) for server in cluster.servers)
 
 
 def of_two_models(draws: Draws, scenario: Scenario) -> Scenario:
@@ -588,7 +594,7 @@ def _draw_goal(draws: Draws, step_ns: int) -> GoalSet:
 def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     cluster, segments = scenario.cluster, scenario.cluster.router.segments
     limit_ns = step_ns * draws.pick((10, 3, 40, 1))
-    rule = HoldRule(
+    rule = BatchingDelayRule(
         tuple(draws.pick((2, 1, 4, 8)) for _ in range(segments)),
         tuple(step_ns * draws.pick((2, 5, 0, 9)) for _ in range(segments)),
     )
@@ -599,18 +605,18 @@ def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
         scenario,
         cluster=replace(cluster, router=replace(cluster.router, max_batching_delay_ns=limit_ns)),
         holds_percent=percent,
-        hold_rule=rule if has_rule else None,
+        batching_delay_rule=rule if has_rule else None,
     )
 
 
-def _fit_limit(knobs: dict[str, object], devices: Sequence[Device | DeviceTables]) -> dict[str, object]:
+def _fit_limit(params: dict[str, object], devices: Sequence[Device | DeviceTables]) -> dict[str, object]:
     """A batch limit that every device's tables cover, and sizes to pad to that reach it and are covered, too."""
     smallest = min(device.limit if isinstance(device, Device) else device.batch_limit for device in devices)
-    limit = min(int(str(knobs["batch_limit"])), smallest)
-    padded: tuple[int, ...] = (limit,) if knobs["padded_sizes"] == (0,) else ()
-    if knobs["padded_sizes"] == (0, 0):
+    limit = min(int(str(params["batch_limit"])), smallest)
+    padded: tuple[int, ...] = (limit,) if params["padded_sizes"] == (0,) else ()
+    if params["padded_sizes"] == (0, 0):
         padded = tuple(sorted({min(2, limit), limit, smallest}))
-    return {**knobs, "batch_limit": limit, "padded_sizes": padded}
+    return {**params, "batch_limit": limit, "padded_sizes": padded}
 
 
 def _draw_device(
@@ -668,13 +674,13 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
         "busy_dispatch_ns": step_ns * draws.pick((0, 1, 2, 9)),
         "busy_there_ns": step_ns * draws.pick((0, 1, 3, 9)),
         "busy_back_ns": step_ns * draws.pick((0, 1, 2, 5)),
-        "chores": ChoreTable(taken_after, moved, begun, ended, step_ns * draws.pick((0, 1, 3)))
+        "cpu_work": CpuWorkTable(taken_after, moved, begun, ended, step_ns * draws.pick((0, 1, 3)))
         if draws.chance(70)
         else None,
         "extra_ns": draws.pick(((0,) * 4, (0, step_ns, 2 * step_ns, 7 * step_ns))),
         "fetch_ns": step_ns * draws.pick((0, 0, 2, 9)),
-        "chores_mw": draws.pick((0.0, 44_000.5)),
-        "chores_permille": draws.pick((0, 500, 1000)),
+        "cpu_work_mw": draws.pick((0.0, 44_000.5)),
+        "cpu_work_permille": draws.pick((0, 500, 1000)),
     }
 
 
@@ -696,7 +702,7 @@ def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:
     return SlowdownTable(factor, full, slow)
 
 
-def _draw_knobs(draws: Draws, step_ns: int, segments: int, widths: tuple[float, ...]) -> dict[str, object]:
+def _draw_params(draws: Draws, step_ns: int, segments: int, widths: tuple[float, ...]) -> dict[str, object]:
     specs = list(product(range(1, segments + 1), widths))
     largest = int(40 * widths[-1]) + 2 * segments
     vram_cap_bytes = CONTEXT_BYTES + draws.pick(
@@ -713,7 +719,7 @@ def _draw_knobs(draws: Draws, step_ns: int, segments: int, widths: tuple[float, 
         "idle_unload_ns": draws.pick((None, 0, 2 * step_ns, 6 * step_ns, 15 * step_ns)),
         "scale_trigger": draws.pick((64, 0, 1, 3)),
         "scale_cap": draws.pick((2, 0, 1, 3)),
-        "head_of_line": draws.pick(("skip", "block")),
+        "head_of_line": draws.pick(("skip", "wait")),
         "skip_limit_ns": step_ns * draws.pick((500, 0, 3, 10)),
         "served_width": draws.pick(("requested", "instance")),
         "preload": tuple(wanted),

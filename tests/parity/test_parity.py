@@ -71,15 +71,15 @@ def _served(nests: tuple[int, ...]) -> tuple[Counter[object], Counter[object]]:
     """Images by server, segment and width: as the router decided, and as batches ran, each as its instance is."""
     spec = worlds.cluster(
         [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.4))],
-        router={"groups": (1, 2, 4, 8)},
+        router={"micro_batch_sizes": (1, 2, 4, 8)},
         greedy={"batch_limit": 8, "nests": nests, "served_width": "instance"},
     )
     scenario = Scenario("nests", spec, worlds.run(spec, worlds.poisson_s(600, 0.3), 0.3), "random")
     record = list(play(reference, scenario))[-1].record
     assert record is not None
     decided, ran = Counter[object](), Counter[object]()
-    for block in record.blocks:
-        decided[block.server, block.head.segment, block.width] += block.size
+    for micro_batch in record.micro_batches:
+        decided[micro_batch.server, micro_batch.head.segment, micro_batch.width] += micro_batch.size
     for batch in record.batches:
         ran[batch.server, batch.segment, batch.width] += batch.size
     return decided, ran
@@ -121,7 +121,7 @@ def test_engines_agree_on_a_run_that_outgrows_every_list() -> None:
     quantiles = tuple(float(x) for x in np.linspace(0.8, 1.6, 33))
     spec = worlds.cluster(
         [worlds.profile(name, speed=speed, jitter=quantiles, load_s=0.01) for name, speed in (("a", 1.0), ("b", 0.6))],
-        router={"groups": (1, 2), "outstanding_blocks": 4},
+        router={"micro_batch_sizes": (1, 2), "outstanding_micro_batches": 4},
         greedy={"batch_limit": 2, "scale_trigger": 1, "idle_unload_ns": 20_000_000, "vram_cap_bytes": 3_000_000_000},
     )
     faults = (Crash(0, 300_000_000), Slowness(1, 100_000_000, 600_000_000, 1.7))
@@ -130,7 +130,7 @@ def test_engines_agree_on_a_run_that_outgrows_every_list() -> None:
     moments = list(play(reference, scenario))
     record = moments[-1].record
     assert record is not None
-    assert len(record.blocks) > 1024 < len(record.batches)
+    assert len(record.micro_batches) > 1024 < len(record.batches)
     assert max(moment.asked.view.fifo_length for moment in moments if moment.asked) > 200
     assert compare(scenario, CompiledSimulation, moments) is None
 

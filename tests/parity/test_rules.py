@@ -34,8 +34,8 @@ from policies.rules.rule_parts import (
     ControlSpec,
     FixedWidths,
     Ladder,
-    LargestGroup,
-    RandomGroup,
+    LargestMicroBatch,
+    RandomMicroBatch,
     RandomPlacement,
     RandomWidth,
     RoundRobin,
@@ -43,7 +43,7 @@ from policies.rules.rule_parts import (
     Sticky,
 )
 from policies.run_records import RunRecord
-from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
+from policies.vocabulary import NS_PER_S, BatchingDelay, Choice, ClusterView
 from sim.compiled.cluster_rows import Program, Shape, margin, message_margin
 from sim.compiled.compiled_run import RunRow
 from sim.compiled.compiled_simulation import CompiledSimulation
@@ -74,7 +74,7 @@ class Asked:
     def p99_limit_ns(self) -> int:
         return limit_ns_of(self.router)
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         return self.router.choose(view, rng)
 
 
@@ -126,7 +126,7 @@ def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     rungs = tuple((width,) * context.config.segments for width in widths[::-1])
     thresholds, classes = tuple(map(float, range(1, len(rungs)))), context.config.class_count
     one, other = (Ladder(widths, (rungs,) * classes, thresholds, share, [0] * classes) for share in (0.8, 0.3))
-    return ComposedRouter(ShortestDelay(context.costs, one), other, LargestGroup(context.config.groups))
+    return ComposedRouter(ShortestDelay(context.costs, one), other, LargestMicroBatch(context.config.micro_batch_sizes))
 
 
 def controlled(placement: str) -> MakeRouter:
@@ -152,8 +152,8 @@ def limited(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return LadderRule(thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
 
 
-def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    return SlackFitRule(placement="jsq", group=context.config.groups[0]).make(context)
+def small_micro_batch_sizes(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    return SlackFitRule(placement="jsq", micro_batch_size=context.config.micro_batch_sizes[0]).make(context)
 
 
 def infaas(placement: str) -> MakeRouter:
@@ -166,7 +166,7 @@ def infaas(placement: str) -> MakeRouter:
 def leaping(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """It steps often, and down by several variants: on the busy cluster."""
     target_s = max(length_s(scenario) / 12, 1e-8)
-    return InfaasRule(target_s=target_s, up=0.1, down=0.15, hold_s=target_s / 10, leap=3).make(context)
+    return InfaasRule(target_s=target_s, up=0.1, down=0.15, dwell_s=target_s / 10, leap=3).make(context)
 
 
 def slackfit(placement: str, share: float) -> MakeRouter:
@@ -176,24 +176,24 @@ def slackfit(placement: str, share: float) -> MakeRouter:
 
 
 def milp(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    return make_milp(context, context.config.groups, max(length_s(scenario) / 4, 1e-8), 1.2, 0.5)
+    return make_milp(context, context.config.micro_batch_sizes, max(length_s(scenario) / 4, 1e-8), 1.2, 0.5)
 
 
 def clearing(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """It plans for what is inside, too."""
     period_s = max(length_s(scenario) / 12, 1e-8)
-    return make_milp(context, context.config.groups, period_s, 0.5, 0.5, period_s)
+    return make_milp(context, context.config.micro_batch_sizes, period_s, 0.5, 0.5, period_s)
 
 
 def lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A latency's worth at which widths differ, and a horizon in which some arrive."""
     target_s = length_s(scenario) / 10
-    rule = LookaheadRule(worth_s=target_s / 200, horizon_s=max(target_s, 1e-8), blocks=2, weight=0.7)
+    rule = LookaheadRule(worth_s=target_s / 200, horizon_s=max(target_s, 1e-8), micro_batches=2, weight=0.7)
     return rule.make(context)
 
 
 def compass(**changes: Any) -> MakeRouter:
-    """At a price at which widths differ, and with no hold: records would differ by that alone."""
+    """At a price at which widths differ, and with no batching delay: records would differ by that alone."""
     rule = CompassRule(numbers=Numbers(level=-3.0, **changes))
     return lambda scenario, context: holding(rule.chooser(context), None, context)
 
@@ -214,8 +214,8 @@ def controlled_lookahead(scenario: Scenario, context: RouterContext) -> RoutingP
 
 
 def spare(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    """A plan without a share for the first server: it gets a block only where no other can take one."""
-    router = make_milp(context, context.config.groups, 1e6, 1.2, 0.5)
+    """A plan without a share for the first server: it gets a micro-batch only where no other can take one."""
+    router = make_milp(context, context.config.micro_batch_sizes, 1e6, 1.2, 0.5)
     shares = (0.0, 0.9, *(0.1 for _ in range(context.config.servers - 2)))
     router.plan = replace(router.plan, shares=shares)
     return router
@@ -230,21 +230,23 @@ def of_file(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
 def all_drawn(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """More numbers a decision than any rule by name: a width for every server that the placement asks about."""
     config, width = context.config, RandomWidth(context.config.widths)
-    return ComposedRouter(ShortestDelay(context.costs, width), width, RandomGroup(config.groups))
+    return ComposedRouter(ShortestDelay(context.costs, width), width, RandomMicroBatch(config.micro_batch_sizes))
 
 
 def drawn_within(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A placement that draws the widths it reckons with; the router draws none."""
     config = context.config
     expected = ShortestDelay(context.costs, RandomWidth(config.widths))
-    return ComposedRouter(expected, FixedWidths(config.widths, narrow(context)), RandomGroup(config.groups))
+    return ComposedRouter(
+        expected, FixedWidths(config.widths, narrow(context)), RandomMicroBatch(config.micro_batch_sizes)
+    )
 
 
 def two_memories(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A placement that reckons with variants of its own, which step at other times than the router's."""
     target_s = max(length_s(scenario) / 10, 1e-8)
     one, other = (make_variants(context, 0.0, target_s * factor, 0.02, 0.1) for factor in (1.0, 0.3))
-    return ComposedRouter(Sticky(Sticky(ShortestDelay(context.costs, one))), other, LargestGroup((1, 3)))
+    return ComposedRouter(Sticky(Sticky(ShortestDelay(context.costs, one))), other, LargestMicroBatch((1, 3)))
 
 
 def between_widths(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -254,13 +256,15 @@ def between_widths(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     classes = context.config.class_count
     ladder = Ladder(widths, (rungs,) * classes, (1.0, 2.0), at=[0] * classes)
     expected = ShortestDelay(context.costs, ladder)
-    return SlackFit(expected, context.costs, widths, context.config.groups[:2], round(2e8 * length_s(scenario)))
+    return SlackFit(
+        expected, context.costs, widths, context.config.micro_batch_sizes[:2], round(2e8 * length_s(scenario))
+    )
 
 
 def random_place(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     classes = context.config.class_count
     width = Ladder(context.config.widths, ((narrow(context),),) * classes, (), at=[0] * classes)
-    return ComposedRouter(Sticky(RandomPlacement()), width, RandomGroup((2, 1, 5)))
+    return ComposedRouter(Sticky(RandomPlacement()), width, RandomMicroBatch((2, 1, 5)))
 
 
 COSTED = ("least-work", "least-work-coming", "shortest-delay", "packed", "sticky-coming")
@@ -279,7 +283,7 @@ ROUTERS: dict[str, MakeRouter] = {
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},
     "slackfit in a hurry": slackfit("sticky", 0.05),
     "slackfit at leisure": slackfit("jsq", 4.0),
-    "small groups": small_groups,
+    "small groups": small_micro_batch_sizes,
     "infaas that leaps": leaping,
     "milp": milp,
     "milp that clears": clearing,
@@ -306,7 +310,7 @@ def busy() -> Scenario:
     """Three unequal devices with real curves, overloaded for a while, and a server that dies."""
     spec = worlds.cluster(
         [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))],
-        router={"groups": (1, 2, 4, 8)},
+        router={"micro_batch_sizes": (1, 2, 4, 8)},
         greedy={"batch_limit": 8},
     )
     arrivals_s = sorted([*worlds.poisson_s(600, 0.2), *(0.1 + worlds.poisson_s(2500, 0.05, 1))])
@@ -331,11 +335,11 @@ def cramped() -> Scenario:
     some batches."""
     spec = worlds.cluster(
         [worlds.profile(name, speed=speed, load_s=0.004) for name, speed in (("a", 1.0), ("b", 0.5))],
-        router={"groups": (1, 2, 4, 8)},
+        router={"micro_batch_sizes": (1, 2, 4, 8)},
         greedy={"batch_limit": 8, "vram_cap_bytes": 500_000_000, "idle_unload_ns": 20_000_000},
     )
     one, other = spec.servers
-    other = replace(other, knobs=replace(other.knobs, vram_cap_bytes=400_000_000))
+    other = replace(other, params=replace(other.params, vram_cap_bytes=400_000_000))
     spec = replace(spec, servers=(one, other))
     return Scenario("cramped", spec, worlds.run(spec, np.array([*worlds.poisson_s(300, 0.3)]), 0.3))
 
@@ -343,7 +347,9 @@ def cramped() -> Scenario:
 def many() -> Scenario:
     """Nine servers of three kinds, in three racks, of which a decision looks at three; two die."""
     kinds = [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))]
-    spec = worlds.cluster(kinds * 3, router={"groups": (1, 2, 4, 8), "samples": 3}, greedy={"batch_limit": 8})
+    spec = worlds.cluster(
+        kinds * 3, router={"micro_batch_sizes": (1, 2, 4, 8), "samples": 3}, greedy={"batch_limit": 8}
+    )
     uplink = Link(latency_s=2e-5, bandwidth_bytes_s=2e7)
     spec = replace(
         spec,
@@ -495,9 +501,11 @@ def test_a_plan_goes_on_when_numbers_and_room_are_scarce(monkeypatch: pytest.Mon
     grow, router = RunRow.grow, ROUTERS["all drawn"]
     ample = simulation().run(router(*scenarios()[0]), stream(7, "router"))
 
-    def scarce(program: Program, requests: int, instances: int, blocks: int, messages: int, **rest: Any) -> Shape:
+    def scarce(
+        program: Program, requests: int, instances: int, micro_batches: int, messages: int, **rest: Any
+    ) -> Shape:
         least = (2, margin(program), 1, message_margin(program))
-        sizes = (requests, instances, blocks, messages) if grown else least
+        sizes = (requests, instances, micro_batches, messages) if grown else least
         return Shape(program, *sizes, **rest)
 
     def noted(self: RunRow, status: int) -> None:
@@ -532,7 +540,7 @@ def test_a_plan_stops_where_the_run_comes_to_what_was_never_evaluated() -> None:
     images = np.zeros(len(scenario.run.arrivals_ns), np.int64)
     labels = MatrixCorrectness([(0.25,) * 4], np.ones((1, 1), np.bool_), images)
     router = RoundRobin()
-    policy = ComposedRouter(router, RandomWidth(context.config.widths), LargestGroup((4,)))
+    policy = ComposedRouter(router, RandomWidth(context.config.widths), LargestMicroBatch((4,)))
     with pytest.raises(WorkError, match="width tuple"):
         CompiledSimulation(scenario.cluster, replace(scenario.run, correctness=labels)).run(policy, stream(0, "x"))
     assert router.last >= 0

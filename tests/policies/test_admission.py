@@ -55,8 +55,8 @@ def test_room_that_is_not_used_does_not_grow_and_what_is_late_anyway_leaves_a_te
 
 
 def core(*goals: GoalSet) -> RouterCore:
-    holds, classes = (((True, True),),), ("gold", "tin", "bronze")
-    config = RouterConfig(1, (0.5, 1.0), holds, groups=(1, 2, 4), carried_img_s=100.0, classes=classes)
+    fits, classes = (((True, True),),), ("gold", "tin", "bronze")
+    config = RouterConfig(1, (0.5, 1.0), fits, micro_batch_sizes=(1, 2, 4), carried_img_s=100.0, classes=classes)
     found = RouterCore(config)
     found.handle(ServerUp(0, 1), 0)
     for goal in goals:
@@ -96,19 +96,19 @@ def test_who_leaves_makes_room_and_a_late_one_takes_some() -> None:
     """Also in a core that goes on from a snapshot."""
     its = core(GoalSet(0.75, 100 * MS, 0.0, 0))
     assert flood(its, 0, 0) == 10
-    block = send(its, 0, 0)
+    micro_batch = send(its, 0, 0)
     other = RouterCore(its.config)
     other.resume(its.snapshot())
     for each, now in ((its, 50 * MS), (other, 150 * MS)):
-        assert sum(isinstance(command, RequestCompleted) for command in back(each, now, block)) == 4
+        assert sum(isinstance(command, RequestCompleted) for command in back(each, now, micro_batch)) == 4
     assert flood(its, 0, 100) == 5  # a little more than ten fit now
     assert flood(other, 0, 100) == 3  # 1 - 0.05, four times: less than nine
 
 
 def test_a_refused_one_never_enters_the_rate_of_arrivals() -> None:
-    """Batches are of those who are let in: a hold is as long as theirs need."""
+    """Batches are of those who are let in: a batching delay is as long as theirs need."""
     its = core(GoalSet(0.75, 10 * MS, 0.0, 0))
     arrive(its, 5 * MS, 0)
-    before = its._holds.rate, its._holds.arrived_ns
+    before = its._batching_delays.rate, its._batching_delays.arrived_ns
     assert flood(its, 0, 10) == 0
-    assert (its._holds.rate, its._holds.arrived_ns) == before
+    assert (its._batching_delays.rate, its._batching_delays.arrived_ns) == before

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kit.errors import InputError
 from policies.interfaces import AccuracyPrior, RouterConfig
 from policies.router_plans import plan_of
-from policies.rules.compass import CompassRule, Numbers, hold_of, priced_rungs, unit_of
+from policies.rules.compass import CompassRule, Numbers, batching_delay_of, priced_rungs, unit_of
 from policies.rules.rule_context import RouterContext, full_widths, path_energy_j, tuple_costs_s
-from policies.rules.rule_params import POINT, HoldingRouter, HoldSpec
+from policies.rules.rule_params import POINT, BatchingDelaySpec, DelayingRouter
 from policies.vocabulary import HeadKey
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
@@ -73,15 +73,15 @@ def test_a_dial_is_the_logarithm_of_the_price() -> None:
 
 def test_images_wait_for_the_host_or_until_devices_have_large_batches() -> None:
     """The larger counts."""
-    numbers, unit_ns = Numbers(hold_arrivals=2.0, hold_host=1.5, hold_units=0.5), 9.4e8
+    numbers, unit_ns = Numbers(batching_delay_arrivals=2.0, batching_delay_host=1.5, batching_delay_units=0.5), 9.4e8
     for servers in (3, 6, 4000):
-        its = replace(context(servers=servers), block_ns=250_000)
-        batches_ns = 2.0 * unit_ns / servers / its.config.outstanding_blocks
+        its = replace(context(servers=servers), micro_batch_ns=250_000)
+        batches_ns = 2.0 * unit_ns / servers / its.config.outstanding_micro_batches
         host_ns = 1.5 * 1e6 * 100**0.5  # a unit is a hundred times as long as where it begins to count
-        assert hold_of(numbers, its, unit_ns).arrivals_ns == (round(max(host_ns, batches_ns)), 0, 0, 0)
-    free = hold_of(numbers, replace(its, block_ns=0), unit_ns)
+        assert batching_delay_of(numbers, its, unit_ns).arrivals_ns == (round(max(host_ns, batches_ns)), 0, 0, 0)
+    free = batching_delay_of(numbers, replace(its, micro_batch_ns=0), unit_ns)
     assert free.arrivals_ns[0] == pytest.approx(batches_ns, abs=1)
-    short = hold_of(numbers, its, 1e6)
+    short = batching_delay_of(numbers, its, 1e6)
     assert short.arrivals_ns[0] == 1_500_000, "a host that is slow beside the devices counts as it is"
 
 
@@ -91,13 +91,13 @@ def test_holds_are_as_long_as_the_core_allows_and_a_files_own_goes_before() -> N
     assert unit_of(where) == pytest.approx(2 * unit_of(context()))
     where = replace(where, config=replace(where.config, max_batching_delay_ns=10**9))
     made = CompassRule().make(where)
-    assert isinstance(made, HoldingRouter)
-    assert made.hold is not None
-    assert (made.hold.requests, made.hold.wait_ns) == ((1,) * 4, (10**9, 0, 0, 0))
-    own = HoldSpec(requests=(3,) * 4, wait_s=(0.001,) * 4)
-    held = CompassRule(hold=own).make(where)
-    assert isinstance(held, HoldingRouter)
-    assert held.hold == own.rule()
+    assert isinstance(made, DelayingRouter)
+    assert made.batching_delay is not None
+    assert (made.batching_delay.requests, made.batching_delay.wait_ns) == ((1,) * 4, (10**9, 0, 0, 0))
+    own = BatchingDelaySpec(requests=(3,) * 4, wait_s=(0.001,) * 4)
+    held = CompassRule(batching_delay=own).make(where)
+    assert isinstance(held, DelayingRouter)
+    assert held.batching_delay == own.rule()
 
 
 def test_a_table_without_a_tuple_of_the_networks_widths_is_refused() -> None:
@@ -131,10 +131,10 @@ def test_images_between_two_segments_count_where_they_are_expected() -> None:
 
 def test_its_numbers_are_searched_within_their_bounds() -> None:
     """There and back the same; below a bound it is the bound."""
-    numbers = Numbers(level=-3.0, stay=0.4, hold_host=0.7)
+    numbers = Numbers(level=-3.0, stay=0.4, batching_delay_host=0.7)
     assert Numbers.of_vector(numbers.to_vector()) == numbers
     low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))
-    assert (low.level, low.rise, low.hold_arrivals, low.stay) == (-5.0, 0.0, 0.0, -5.0)
+    assert (low.level, low.rise, low.batching_delay_arrivals, low.stay) == (-5.0, 0.0, 0.0, -5.0)
 
 
 def test_tuning_begins_with_what_ships() -> None:

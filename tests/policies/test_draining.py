@@ -1,4 +1,5 @@
-"""Draining, as the router's core has it: no new block goes there, what is there goes on, and nobody is stuck by it."""
+"""Draining, as the router's core has it: no new micro-batch goes there, what is there goes on, and nobody is stuck by
+it."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from policies.replay import replay
 from policies.router_core import RouterCore
 from policies.run_records import LoggedStep
 from policies.vocabulary import (
+    BatchingDelay,
     Choice,
     Decided,
-    Held,
-    Hold,
+    Delayed,
     RequestArrived,
     RequestCompleted,
     RouterTimer,
@@ -29,10 +30,10 @@ def valid(core: RouterCore, now: int) -> list[bool]:
     return [server.valid for server in ask(core, now).view.servers]
 
 
-@pytest.mark.parametrize("block_key", ["location", "any"])
-def test_what_is_there_is_finished_and_moves_on_with_its_next_block(block_key: str) -> None:
-    """No new block; the one under way comes back, and its activations are moved: nothing is tried again."""
-    core = router(block_key=block_key)
+@pytest.mark.parametrize("micro_batch_key", ["location", "any"])
+def test_what_is_there_is_finished_and_moves_on_with_its_next_block(micro_batch_key: str) -> None:
+    """No new micro-batch; the one under way comes back, and its activations are moved: nothing is tried again."""
+    core = router(micro_batch_key=micro_batch_key)
     arrive(core, 0, 1)
     sent = send(core, 0, 0)
     handle(core, ServerDraining(0, True), 1)
@@ -70,10 +71,10 @@ def test_what_was_decided_before_is_not_sent_there_any_more() -> None:
 
 def test_a_server_that_is_returned_gets_blocks_again_and_wakes_who_waits() -> None:
     """The other one is at its cap: who waits sleeps until then."""
-    core = router(outstanding_blocks=1)
+    core = router(outstanding_micro_batches=1)
     handle(core, ServerDraining(0, True), 0)
     arrive(core, 0, 1, 2)
-    send(core, 0, 1, group=1)
+    send(core, 0, 1, micro_batch_size=1)
     assert handle(core, RouterTimer(), 1) == []  # the other one is busy: no reason to break the wish
     assert core.next_wake_ns is None
     handle(core, ServerDraining(0, False), 5)
@@ -93,16 +94,16 @@ def test_a_wish_outlives_the_death_of_its_server() -> None:
 @pytest.mark.parametrize("is_asleep", [False, True])
 def test_where_no_other_server_is_up_the_drained_one_serves(is_asleep: bool) -> None:
     """A wish, no death: nobody waits for ever; and it is kept again as soon as another one is back."""
-    core = router(outstanding_blocks=2)
+    core = router(outstanding_micro_batches=2)
     handle(core, ServerDraining(0, True), 0)
     arrive(core, 0, 1, 2, 3, 4)
-    send(core, 0, 1, group=1)
+    send(core, 0, 1, micro_batch_size=1)
     if is_asleep:
-        send(core, 0, 1, group=1)
+        send(core, 0, 1, micro_batch_size=1)
         assert handle(core, RouterTimer(), 1) == []
     handle(core, ServerDown(1, 1, "died"), 2)
     assert core.next_wake_ns == 2
-    assert send(core, 2, 0, group=1).block.requests == (3 if is_asleep else 2,)
+    assert send(core, 2, 0, micro_batch_size=1).micro_batch.requests == (3 if is_asleep else 2,)
     handle(core, ServerUp(1, 2), 4)
     assert valid(core, 4) == [False, True]
 
@@ -117,8 +118,8 @@ def test_where_all_are_drained_all_serve() -> None:
 
 def test_a_segment_that_no_other_server_can_hold_is_served_by_the_drained_one() -> None:
     """Of the others it takes none."""
-    holds = (((True, True), (True, True)), ((True, True), (False, False)))  # server 1 can't hold segment 2
-    core = router(holds=holds)
+    fits = (((True, True), (True, True)), ((True, True), (False, False)))  # server 1 can't hold segment 2
+    core = router(fits=fits)
     handle(core, ServerDraining(0, True), 0)
     arrive(core, 0, 1)
     decide = ask(core, 0)
@@ -134,7 +135,7 @@ def test_holds_end_when_servers_change(is_draining: bool) -> None:
     core = router(max_batching_delay_ns=1000)
     arrive(core, 0, 1)
     decide = ask(core, 0)
-    handle(core, Held(decide.decision, Hold(4, 500)), 0)
+    handle(core, Delayed(decide.decision, BatchingDelay(4, 500)), 0)
     assert core.next_wake_ns == 500
     handle(core, ServerDraining(0, is_draining), 10)
     assert core.next_wake_ns == 10
@@ -161,8 +162,8 @@ def test_a_log_with_draining_replays() -> None:
 
 def test_whether_it_is_needed_is_known_before_anybody_waits() -> None:
     """By what the others can hold, whoever is busy."""
-    holds = (((True, True), (True, True)), ((True, True), (True, False)), ((False, False), (True, True)))
-    core = router(servers=3, holds=holds)
+    fits = (((True, True), (True, True)), ((True, True), (True, False)), ((False, False), (True, True)))
+    core = router(servers=3, fits=fits)
     assert core.is_needed(0)
     for server in (0, 2):
         handle(core, ServerDraining(server, True), 0)

@@ -34,7 +34,7 @@ from policies.interfaces import MAX_TUPLES, limit_ns_of, top1_of
 from policies.router_names import rule_from_dict
 from policies.rules.compass import CompassRule
 from policies.rules.lookahead import LookaheadRule
-from policies.rules.rule_params import HoldSpec, LadderRule, RouterSpec
+from policies.rules.rule_params import BatchingDelaySpec, LadderRule, RouterSpec
 from policies.rules.rule_parts import ControlSpec
 from policies.vocabulary import FOLLOW_NS, ClusterView
 from tests.policies.cluster_views import TABLE, choice_of, context, known, server, view
@@ -317,7 +317,7 @@ def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
     assert router.choose(later, RNG).width > plain.choose(later, RNG).width
 
 
-HOLD = HoldSpec(requests=(2,) * 4, wait_s=(0.01,) * 4)
+BATCHING_DELAY = BatchingDelaySpec(requests=(2,) * 4, wait_s=(0.01,) * 4)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ HOLD = HoldSpec(requests=(2,) * 4, wait_s=(0.01,) * 4)
     [
         CompassRule(control=ControlSpec()),
         LadderRule(control=ControlSpec()),
-        LadderRule(control=ControlSpec(), hold=HOLD),
+        LadderRule(control=ControlSpec(), batching_delay=BATCHING_DELAY),
     ],
 )
 def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None:
@@ -352,7 +352,7 @@ def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None
 
 
 def test_goals_of_a_router_without_control_cant_be_set() -> None:
-    for spec in (CompassRule(control=None), LadderRule(hold=HOLD)):
+    for spec in (CompassRule(control=None), LadderRule(batching_delay=BATCHING_DELAY)):
         router: Any = spec.make(known())
         for set_goal in (router.set_floor, router.set_p99_limit, router.set_energy_weight):
             with pytest.raises(ValueError, match="made without `control`"):
@@ -418,7 +418,7 @@ def test_where_a_rung_is_on_its_ladder() -> None:
 
 @pytest.mark.parametrize("kind", [CompassRule, LadderRule, LookaheadRule])
 def test_each_class_has_a_controller_of_its_own(kind: Callable[..., RouterSpec]) -> None:
-    """What one lacks widens its blocks alone; a goal of the router's own is every class's."""
+    """What one lacks widens its micro-batches alone; a goal of the router's own is every class's."""
     both, spec = known(), kind(control=ControlSpec())
     router: Any = spec.make(dataclasses.replace(both, config=dataclasses.replace(both.config, classes=("gold", "tin"))))
     seen = served(view(server(), fifo=16), 0.70)

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from policies.greedy_scheduler import GreedyKnobs, GreedyScheduler
+from policies.greedy_scheduler import GreedyParams, GreedyScheduler
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
-    Block,
-    BlockArrived,
     InstanceLoaded,
     InstanceUnloaded,
     LoadFailed,
     LoadInstance,
+    MicroBatch,
+    MicroBatchArrived,
     RejectRequests,
     Residency,
     ReturnRequests,
@@ -34,7 +34,7 @@ MB = 1_000_000
 
 def scheduler(**changes: Any) -> GreedyScheduler:
     """Every instance needs 100 MB; the cap leaves room for ten beside the context."""
-    knobs = GreedyKnobs(
+    params = GreedyParams(
         **{
             "widths": W,
             "instance_bytes": {(s, w): 100 * MB for s in (1, 2, 3, 4) for w in W},
@@ -44,17 +44,17 @@ def scheduler(**changes: Any) -> GreedyScheduler:
             **changes,
         }
     )
-    core = GreedyScheduler(knobs, server=0)
-    core.handle(ServerUp(0, epoch=1), 0)
+    core = GreedyScheduler(params, server=0)
+    core.handle(ServerUp(0, incarnation=1), 0)
     return core
 
 
-_blocks = iter(range(10**9))
+_micro_batches = iter(range(10**9))
 
 
 def arrive(core: GreedyScheduler, now: int, segment: int, width: float, *requests: int, prev: float = 0.0) -> list[Any]:
-    block = Block(next(_blocks), 0, 1, WorkKey(segment, width, prev), requests)
-    return list(core.handle(BlockArrived(block), now))
+    micro_batch = MicroBatch(next(_micro_batches), 0, 1, WorkKey(segment, width, prev), requests)
+    return list(core.handle(MicroBatchArrived(micro_batch), now))
 
 
 def loaded(core: GreedyScheduler, now: int, segment: int, width: float) -> int:
@@ -143,7 +143,7 @@ def test_best_fit_ties_go_to_the_most_recently_used_then_the_lowest_id() -> None
 
 
 def test_returns_say_what_is_loaded() -> None:
-    """By segment and width; what is on its way out counts no more, and what is gone with an epoch neither."""
+    """By segment and width; what is on its way out counts no more, and what is gone with an incarnation neither."""
     core = scheduler(vram_cap_bytes=350 * MB, idle_unload_ns=10)
     loaded(core, 0, 1, 0.25)
     loaded(core, 0, 2, 1.0)
@@ -226,8 +226,8 @@ def test_full_memory_evicts_the_least_recently_used_idle_instance_for_the_oldest
 
 
 def test_the_literal_algorithm_neither_skips_nor_evicts() -> None:
-    """head_of_line: block puts the batch back and waits."""
-    core = scheduler(vram_cap_bytes=250 * MB, head_of_line="block", idle_unload_ns=None)
+    """head_of_line: wait puts the batch back and waits."""
+    core = scheduler(vram_cap_bytes=250 * MB, head_of_line="wait", idle_unload_ns=None)
     loaded(core, 0, 1, 1.0)
     loaded(core, 0, 2, 1.0)
     assert arrive(core, 1, 3, 1.0, 1, prev=1.0) == []
@@ -455,14 +455,14 @@ def test_what_can_never_fit_is_rejected_at_once() -> None:
 
 
 def test_death_forgets_everything_and_stale_events_change_nothing() -> None:
-    """An event of an earlier epoch is refused."""
+    """An event of an earlier incarnation is refused."""
     core = scheduler()
     (load,) = arrive(core, 0, 1, 1.0, 1)
     handle(core, ServerDown(0, 1, "killed"), 1)
     assert (core.queue_length, core.vram_used_bytes, core.next_wake_ns) == (0, 50 * MB, None)
     handle(core, ServerUp(0, 2), 2)
     assert handle(core, InstanceLoaded(1, load.instance), 3) == []
-    assert arrive(core, 4, 1, 1.0, 5) == []  # a block that was sent to the former epoch
+    assert arrive(core, 4, 1, 1.0, 5) == []  # a micro-batch that was sent to the former incarnation
     assert core.queue_length == 0
 
 
@@ -528,7 +528,7 @@ def test_what_is_freed_for_the_oldest_key_is_not_taken_by_a_younger_one() -> Non
 
 def test_memory_is_booked_as_the_device_tells_it() -> None:
     """A load that took more keeps others out until it is gone; one that took less lets others in. In simulation nothing
-    is told, and what the knobs say stands."""
+    is told, and what the parameters say stands."""
     core = scheduler(vram_cap_bytes=350 * MB)
     load = of(LoadInstance, arrive(core, 0, 1, 1.0, 1))[0]
     handle(core, InstanceLoaded(1, load.instance, 250 * MB), 1)

@@ -9,23 +9,23 @@ from policies.run_ledger import Ledger, ReportedPower
 from policies.run_records import BatchTold
 from policies.vocabulary import (
     BatchFailed,
-    Block,
-    BlockFinished,
+    BatchingDelay,
+    BatchingDelayBegun,
     Choice,
     ClusterView,
     Decide,
     Decided,
+    Delayed,
     HeadKey,
-    Held,
-    Hold,
-    HoldBegun,
+    MicroBatch,
+    MicroBatchFinished,
     RequestArrived,
     RequestCompleted,
     RequestFailed,
     RequestsReturned,
     RouterTimer,
     RunBatch,
-    SendBlock,
+    SendMicroBatch,
     ServerDown,
     ServerReport,
     ServerUp,
@@ -77,10 +77,10 @@ def test_a_dead_server_reports_nothing() -> None:
     kept.observe_router(ServerDown(0, 1, "killed"), (), S)
     view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
     kept.observe_router(RouterTimer(), (Decide(1, view),), S)
-    sent = SendBlock(Block(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
+    sent = SendMicroBatch(MicroBatch(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
     kept.observe_router(RequestArrived(5), (), S)
     kept.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
-    ended = BlockFinished(1, 1, 1, (5,), (S,), (2 * S,), ((1.0,),), (False,), (False,))
+    ended = MicroBatchFinished(1, 1, 1, (5,), (S,), (2 * S,), ((1.0,),), (False,), (False,))
     kept.observe_router(RouterTimer(), (ended,), 2 * S)
     ((decision, terms),) = kept.take_credits()
     assert decision == 1
@@ -95,14 +95,14 @@ def test_no_block_arrives_before_its_inputs_are_gathered(arrived_ns: int) -> Non
     view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
     kept.observe_router(RequestArrived(5), (), S)
     kept.observe_router(RouterTimer(), (Decide(1, view),), S)
-    sent = SendBlock(Block(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
+    sent = SendMicroBatch(MicroBatch(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
     kept.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
     kept.observe_router(TransferFinished(1, -1, 1, (5,)), (), 2 * S)
     kept.note_arrivals([(1, arrived_ns), (77, S)])
-    ended = BlockFinished(1, 1, 1, (5,), (S,), (4 * S,), ((1.0,),), (False,), (False,))
+    ended = MicroBatchFinished(1, 1, 1, (5,), (S,), (4 * S,), ((1.0,),), (False,), (False,))
     kept.observe_router(RouterTimer(), (ended,), 4 * S)
-    (block,) = kept.blocks
-    assert block.arrived_ns == max(arrived_ns, 2 * S)
+    (micro_batch,) = kept.micro_batches
+    assert micro_batch.arrived_ns == max(arrived_ns, 2 * S)
 
 
 def test_a_failed_batch_passes_no_image() -> None:
@@ -120,7 +120,7 @@ def test_no_stage_is_negative_where_a_servers_clock_is_ahead() -> None:
     kept.observe_router(ServerUp(1, 1), (), 0)
     kept.observe_router(RequestArrived(5), (), S)
     kept.observe_router(RouterTimer(), (Decide(1, view),), S)
-    sent = SendBlock(Block(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
+    sent = SendMicroBatch(MicroBatch(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
     kept.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
     ahead = 9 * S
     kept.note_batch(1, BatchTold(1, 1, 1, 1.0, 0.0, (5,), (), ahead, ahead, ahead, 0, ahead, (0, 0), ((1, ahead),)))
@@ -137,16 +137,16 @@ def asked(kept: Ledger, decision: int, now: int, entered: int) -> None:
 
 
 def test_a_decision_that_held_gets_the_credit_of_the_block_that_takes_whom_it_held() -> None:
-    """What was waited is in the block's latency; a block of others brings it nothing."""
+    """What was waited is in the micro-batch's latency; a micro-batch of others brings it nothing."""
     kept = Ledger(2, 2, RewardWeights(alpha=0.0, beta=1.0), AccuracyPrior({(1.0, 1.0): 0.8}), detail=False)
     kept.observe_router(RequestArrived(1), (), 0)
     asked(kept, 1, 0, 0)
-    kept.observe_router(Held(1, Hold(4, S)), (HoldBegun(1, 1, 0, S),), 0)
+    kept.observe_router(Delayed(1, BatchingDelay(4, S)), (BatchingDelayBegun(1, 1, 0, S),), 0)
     for decision, request in ((2, 7), (3, 1)):
         asked(kept, decision, S, 0)
-        block = Block(decision, 0, 1, WorkKey(1, 1.0, 0.0), (request,))
-        kept.observe_router(Decided(decision, Choice(0, 1.0, 1)), (SendBlock(block, ()),), S)
-        ended = BlockFinished(decision, 0, 1, (request,), (0,), (2 * S,), ((1.0,),), (), (False,))
+        micro_batch = MicroBatch(decision, 0, 1, WorkKey(1, 1.0, 0.0), (request,))
+        kept.observe_router(Decided(decision, Choice(0, 1.0, 1)), (SendMicroBatch(micro_batch, ()),), S)
+        ended = MicroBatchFinished(decision, 0, 1, (request,), (0,), (2 * S,), ((1.0,),), (), (False,))
         kept.observe_router(RequestsReturned(0, 1, (request,), 1, 1.0), (ended,), 2 * S)
     credits = [(decision, terms.latency) for decision, terms in kept.take_credits()]
     assert credits == [(2, -2.0), (3, -2.0), (1, -2.0)]
@@ -157,7 +157,7 @@ def test_a_decision_that_held_whom_nobody_served_gets_a_wrong_blocks_credit() ->
     kept = Ledger(2, 2, RewardWeights(alpha=1.0, beta=1.0, centre=True), AccuracyPrior({(1.0, 1.0): 0.8}), detail=False)
     kept.observe_router(RequestArrived(1), (), 0)
     asked(kept, 1, S, 0)
-    kept.observe_router(Held(1, Hold(4, S)), (HoldBegun(1, 1, 0, 2 * S),), S)
+    kept.observe_router(Delayed(1, BatchingDelay(4, S)), (BatchingDelayBegun(1, 1, 0, 2 * S),), S)
     kept.observe_router(RouterTimer(), (RequestFailed(1, "deadline", 0),), 3 * S)
     ((decision, terms),) = kept.take_credits()
     assert (decision, terms.accuracy, terms.latency) == (1, -0.8, -3.0)

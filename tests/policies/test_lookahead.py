@@ -13,10 +13,14 @@ RNG = np.random.default_rng(0)
 
 
 def rule(
-    costs: LinearCosts | None = None, servers: int = 2, worth_s: float = 1e-9, weight: float = 1.0, blocks: int = 1
+    costs: LinearCosts | None = None,
+    servers: int = 2,
+    worth_s: float = 1e-9,
+    weight: float = 1.0,
+    micro_batches: int = 1,
 ) -> Lookahead:
     """By default accuracy is worth nothing."""
-    made = LookaheadRule(worth_s=worth_s, horizon_s=0.01, weight=weight, blocks=blocks).make(
+    made = LookaheadRule(worth_s=worth_s, horizon_s=0.01, weight=weight, micro_batches=micro_batches).make(
         context(costs, None, servers)
     )
     assert isinstance(made, Lookahead)
@@ -57,8 +61,8 @@ def test_worth_buys_width_and_waiting_costs_it() -> None:
 
 def test_without_weight_who_waits_does_not_count() -> None:
     """Nor in how many lots."""
-    for blocks in (1, 8):
-        careless = rule(worth_s=3e-3, weight=0.0, blocks=blocks)
+    for micro_batches in (1, 8):
+        careless = rule(worth_s=3e-3, weight=0.0, micro_batches=micro_batches)
         assert width(careless, seen(server(), server(), fifo=400)) == 1.0
 
 
@@ -78,7 +82,7 @@ def test_lots_are_equal_and_leave_nobody_out() -> None:
 
 
 def test_it_leaves_the_fast_server_to_those_that_come() -> None:
-    """Who waits counts: then the block leaves them the fast server, which it takes where it thinks of itself."""
+    """Who waits counts: then the micro-batch leaves them the fast server, which it takes where it thinks of itself."""
     costs = LinearCosts((4.0, 1.0))
     assert rule(costs, weight=0.0).choose(seen(server(), server(), fifo=91), RNG).server == 0
     assert rule(costs, weight=100.0).choose(seen(server(), server(), fifo=91), RNG).server == 1

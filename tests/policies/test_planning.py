@@ -126,7 +126,7 @@ def test_demands_are_rounded_up_to_two_percent() -> None:
 def router(period_s: float = 2.0) -> Milp:
     """Three servers of speeds 1, 1 and 2, the last two tuples of which differ much."""
     given = context(LinearCosts((1.0, 1.0, 2.0)), servers=3)
-    return make_milp(given, given.config.groups, period_s, headroom=1.0, utilization=1.0)
+    return make_milp(given, given.config.micro_batch_sizes, period_s, headroom=1.0, utilization=1.0)
 
 
 def at_s(
@@ -195,7 +195,7 @@ def test_plans_follow_the_rate_of_the_last_period() -> None:
 
 
 def test_a_server_that_is_down_is_planned_without() -> None:
-    """It takes no block and has none; one that is at its cap has some, one that can't hold the segment may be up."""
+    """It takes no micro-batch and has none; one at its cap has some, one that can't hold the segment may be up."""
     milp = router()
     down = server(valid=False)
     milp.choose(at_s(2.0, server(), down, server(), completed=99), RNG)
@@ -211,8 +211,8 @@ def test_a_server_that_is_down_is_planned_without() -> None:
 def test_headroom_and_utilization_make_it_careful() -> None:
     """Capacity is what a server does in its planned time; the demand is more than was seen."""
     given = context(servers=1)
-    milp = make_milp(given, given.config.groups, 2.0, headroom=1.5, utilization=0.5)
-    whole = make_milp(given, given.config.groups, 2.0, headroom=1.0, utilization=1.0)
+    milp = make_milp(given, given.config.micro_batch_sizes, 2.0, headroom=1.5, utilization=0.5)
+    whole = make_milp(given, given.config.micro_batch_sizes, 2.0, headroom=1.0, utilization=1.0)
     assert milp.capacity_img_s[0] == pytest.approx([0.5 * value for value in whole.capacity_img_s[0]])
     seen = at_s(2.0, server(), completed=2 * 90 - 1)  # 90 images/s; at full width it does 242, in half of its time 121
     milp.choose(seen, RNG)
@@ -223,8 +223,8 @@ def test_headroom_and_utilization_make_it_careful() -> None:
 def test_what_is_inside_can_be_planned_for() -> None:
     """As much as would serve it within `clear_s`; without, arrivals alone count."""
     given = context(servers=1)
-    clearing = make_milp(given, given.config.groups, 2.0, headroom=1.0, utilization=1.0, clear_s=0.5)
-    plain = make_milp(given, given.config.groups, 2.0, headroom=1.0, utilization=1.0)
+    clearing = make_milp(given, given.config.micro_batch_sizes, 2.0, headroom=1.0, utilization=1.0, clear_s=0.5)
+    plain = make_milp(given, given.config.micro_batch_sizes, 2.0, headroom=1.0, utilization=1.0)
     seen = at_s(2.0, server(100), fifo=20)  # 60 images/s, and 240 for what is inside; at full width it does 242
     clearing.choose(seen, RNG)
     plain.choose(seen, RNG)

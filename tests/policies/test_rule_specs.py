@@ -14,13 +14,13 @@ from policies.rules.lookahead import Lookahead, LookaheadRule
 from policies.rules.proteus import Milp, MilpRule
 from policies.rules.published_rules import InfaasRule, SlackFit, SlackFitRule, Variants
 from policies.rules.rule_context import ComposedRouter, corner_tuples
-from policies.rules.rule_params import MIN_STEP, FixedRule, HoldingRouter, HoldSpec, LadderRule, RuleSpec
+from policies.rules.rule_params import MIN_STEP, BatchingDelaySpec, DelayingRouter, FixedRule, LadderRule, RuleSpec
 from policies.rules.rule_parts import (
     PLACEMENT_NAMES,
     ControlSpec,
     FixedWidths,
     Ladder,
-    LargestGroup,
+    LargestMicroBatch,
     PowerOfTwo,
     ShortestDelay,
     Sticky,
@@ -28,23 +28,29 @@ from policies.rules.rule_parts import (
 from tests.policies.cluster_views import context, known
 
 LOW, HIGH = (0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 1.0, 1.0)
-HOLD = HoldSpec(requests=(8, 8, 8, 8), wait_s=(2e-4, 2e-4, 2e-4, 2e-4))
+BATCHING_DELAY = BatchingDelaySpec(requests=(8, 8, 8, 8), wait_s=(2e-4, 2e-4, 2e-4, 2e-4))
 SOME: tuple[RuleSpec, ...] = (
     FixedRule(),
-    FixedRule(tuple=(0.25, 0.5, 0.75, 1.0), placement="jiq", group=8, made_by={"seed": 7, "figures": [1, 2.5]}),
+    FixedRule(
+        tuple=(0.25, 0.5, 0.75, 1.0), placement="jiq", micro_batch_size=8, made_by={"seed": 7, "figures": [1, 2.5]}
+    ),
     LadderRule(),
     LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), hysteresis=0.4, placement="shortest-delay"),
     SlackFitRule(),
-    SlackFitRule(target_s=0.05, group=4),
-    InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9, hold_s=0.01, leap=3),
+    SlackFitRule(target_s=0.05, micro_batch_size=4),
+    InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9, dwell_s=0.01, leap=3),
     InfaasRule(target_s=0.1),
     MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
     LookaheadRule(),
-    CompassRule(numbers=Numbers(level=-5.0, stay=0.4), control=ControlSpec(), group=8),
+    CompassRule(numbers=Numbers(level=-5.0, stay=0.4), control=ControlSpec(), micro_batch_size=8),
     CompassRule(control=None),
-    FixedRule(hold=HoldSpec(requests=(1,) * 4, wait_s=(0.002, 0, 0, 0), arrivals_s=(0.001, 0, 0, 0))),
-    LadderRule(placement="jsq", hold=HOLD, control=ControlSpec(floor=0.75)),
-    LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
+    FixedRule(
+        batching_delay=BatchingDelaySpec(requests=(1,) * 4, wait_s=(0.002, 0, 0, 0), arrivals_s=(0.001, 0, 0, 0))
+    ),
+    LadderRule(placement="jsq", batching_delay=BATCHING_DELAY, control=ControlSpec(floor=0.75)),
+    LookaheadRule(
+        worth_s=0.002, horizon_s=0.05, weight=0.5, micro_batches=2, micro_batch_size=8, batching_delay=BATCHING_DELAY
+    ),
 )
 
 
@@ -54,7 +60,7 @@ def raw(**changes: Any) -> dict[str, Any]:
         "schema": "slimsched.rule/1",
         "kind": "ladder",
         "placement": "sticky",
-        "group": "largest",
+        "micro_batch_size": "largest",
         "rungs": [list(HIGH), list(LOW)],
         "thresholds": [24],
         "made_by": {"seed": 7},
@@ -81,7 +87,7 @@ def test_parameters_reach_the_router() -> None:
     fixed = SOME[1].make(context())
     assert isinstance(fixed, ComposedRouter)
     assert fixed.width == FixedWidths((0.25, 0.5, 0.75, 1.0), (0.25, 0.5, 0.75, 1.0))
-    assert fixed.group == LargestGroup((1, 2, 4, 8))
+    assert fixed.micro_batch_size == LargestMicroBatch((1, 2, 4, 8))
     ladder = SOME[3].make(context())
     assert isinstance(ladder, ComposedRouter)
     assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), ((HIGH, LOW),), (12.5,), 0.4)
@@ -89,25 +95,29 @@ def test_parameters_reach_the_router() -> None:
     assert ladder.placement.width == ladder.width
     slackfit = SOME[5].make(context())
     assert isinstance(slackfit, SlackFit)
-    assert (slackfit.share_ns, slackfit.groups) == (12_500_000, (1, 2, 4))
+    assert (slackfit.share_ns, slackfit.micro_batch_sizes) == (12_500_000, (1, 2, 4))
     infaas = SOME[6].make(context())
     assert isinstance(infaas, ComposedRouter)
     assert isinstance(infaas.width, Variants)
-    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.hold_ns) == (20_000_000, 90_000_000, 10_000_000)
+    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.dwell_ns) == (
+        20_000_000,
+        90_000_000,
+        10_000_000,
+    )
     assert infaas.width.leap == 3
     plain = SOME[7].make(context())
     assert isinstance(plain, ComposedRouter)
     assert isinstance(plain.width, Variants)
-    assert (plain.width.hold_ns, plain.width.leap) == (100_000_000, 1)
+    assert (plain.width.dwell_ns, plain.width.leap) == (100_000_000, 1)
     milp = SOME[8].make(context())
     assert isinstance(milp, Milp)
     assert (milp.period_ns, milp.headroom, milp.clear_s) == (500_000_000, 1.3, 0.2)
     held = SOME[-1].make(context())
-    assert isinstance(held, HoldingRouter)
-    assert held.hold == HOLD.rule()
+    assert isinstance(held, DelayingRouter)
+    assert held.batching_delay == BATCHING_DELAY.rule()
     ahead = held.router
     assert isinstance(ahead, Lookahead)
-    assert (ahead.horizon_s, ahead.weight, ahead.blocks, ahead.groups) == (0.05, 0.5, 2, (1, 2, 4, 8))
+    assert (ahead.horizon_s, ahead.weight, ahead.micro_batches, ahead.micro_batch_sizes) == (0.05, 0.5, 2, (1, 2, 4, 8))
     assert ahead.worth_ns[0][0] == 0
     assert isinstance(FixedRule(placement="power-of-two").chooser(context()).placement, PowerOfTwo)
 
@@ -118,7 +128,7 @@ def test_what_is_left_out_is_the_default() -> None:
     assert isinstance(router, ComposedRouter)
     assert isinstance(router.placement, Sticky)
     assert router.width == FixedWidths((0.25, 0.5, 0.75, 1.0), HIGH)
-    assert router.group == LargestGroup((1, 2, 4, 8, 16, 32))
+    assert router.micro_batch_size == LargestMicroBatch((1, 2, 4, 8, 16, 32))
 
 
 @pytest.mark.parametrize(
@@ -136,9 +146,9 @@ def test_what_is_left_out_is_the_default() -> None:
         ),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
-        ({"group": 0}, "group", ["found 0", "greater than or equal to 1"]),
-        ({"group": "big"}, "group", ["found 'big'", "'largest'"]),
-        ({"group": [4]}, "group", ["found [4]", "a word (largest) or a number"]),
+        ({"micro_batch_size": 0}, "micro_batch_size", ["found 0", "greater than or equal to 1"]),
+        ({"micro_batch_size": "big"}, "micro_batch_size", ["found 'big'", "'largest'"]),
+        ({"micro_batch_size": [4]}, "micro_batch_size", ["found [4]", "a word (largest) or a number"]),
         ({"rungs": []}, "rungs", ["found []", "at least 1 item"]),
         ({"rungs": [[1, 1, 0, 1], [1, 1, 1, 1]]}, "rungs.0.2", ["found 0", "greater than 0"]),
         ({"thresholds": [24, 8]}, "thresholds", ["[24.0, 8.0]", "ascending"]),
@@ -171,9 +181,9 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
         ({"kind": "infaas", "floor": 1.5}, "floor", ["found 1.5", "less than or equal to 1"]),
         ({"kind": "infaas", "up": 0.9, "down": 0.4}, "", ["up (0.9)", "down (0.4)"]),
         ({"kind": "infaas", "leap": 0}, "leap", ["found 0", "greater than or equal to 1"]),
-        ({"kind": "infaas", "hold_s": -1}, "hold_s", ["found -1", "greater than or equal to 0"]),
+        ({"kind": "infaas", "dwell_s": -1}, "dwell_s", ["found -1", "greater than or equal to 0"]),
         ({"kind": "milp", "clear_s": 0}, "clear_s", ["found 0", "greater than 0"]),
-        ({"kind": "lookahead", "blocks": 0}, "blocks", ["found 0", "greater than or equal to 1"]),
+        ({"kind": "lookahead", "micro_batches": 0}, "micro_batches", ["found 0", "greater than or equal to 1"]),
         ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
         ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
         ({"kind": "compass", "numbers": {"level": "low"}}, "numbers.level", ["found 'low'", "valid number"]),
@@ -204,10 +214,10 @@ def test_a_rule_for_another_network_is_refused(rule: RuleSpec, words: str) -> No
 
 def test_a_group_that_no_cluster_has_is_refused() -> None:
     """A cap above the smallest group means the largest one below it."""
-    few = replace(context(), config=replace(context().config, groups=(4, 8)))
-    assert FixedRule(group=7).chooser(few).group == LargestGroup((4,))
+    few = replace(context(), config=replace(context().config, micro_batch_sizes=(4, 8)))
+    assert FixedRule(micro_batch_size=7).chooser(few).micro_batch_size == LargestMicroBatch((4,))
     with pytest.raises(InputError, match="group 3 is below the smallest that there is, 4"):
-        MilpRule(group=3).make(few)
+        MilpRule(micro_batch_size=3).make(few)
 
 
 def test_a_search_over_ladders_has_three_numbers_on_the_corners() -> None:

@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 
 from kit.errors import InputError, WorkError
 from policies import rules
-from policies.interfaces import AccuracyPrior, RoutingPolicy, hold_rule_of, limit_ns_of
+from policies.interfaces import AccuracyPrior, RoutingPolicy, batching_delay_rule_of, limit_ns_of
 from policies.router_kinds import KINDS, RouterKind
 from policies.router_names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
 from policies.rules.rule_context import ComposedRouter, RouterContext, efficient_tuples, outstanding_ns, spread
@@ -28,11 +28,11 @@ from policies.vocabulary import (
     FOLLOW_NS,
     IMAGE,
     ROUTER,
+    BatchingDelay,
+    BatchingDelayRule,
     Choice,
     ClusterView,
     HeadKey,
-    Hold,
-    HoldRule,
     ServerView,
     WorkKey,
 )
@@ -82,14 +82,14 @@ def test_every_choice_is_legal(
     chosen = cluster[choice.server]
     assert chosen.valid
     assert chosen.widths[WIDTHS.index(choice.width)]
-    assert choice.group in context().config.groups
+    assert choice.micro_batch_size in context().config.micro_batch_sizes
 
 
 @pytest.mark.parametrize("name", sorted(set(PLACEMENT_NAMES) - {"random"}))
 def test_placement_only_routers_run_full_width_in_the_largest_group(name: str) -> None:
     """A router that only places chooses width 1 and the largest group."""
     choice = choose(name, view(server(2), server(1), server(0)))
-    assert (choice.width, choice.group) == (1.0, 32)
+    assert (choice.width, choice.micro_batch_size) == (1.0, 32)
 
 
 DRAWING = ("random", "weighted-random", "power-of-two", "power-of-two-speed")
@@ -146,7 +146,7 @@ def test_outstanding_work_does_not_depend_on_its_order(work: list[tuple[WorkKey,
 
 
 def test_round_robin_takes_turns_and_skips() -> None:
-    """It goes round by index; a server that can't take a block loses its turn."""
+    """It goes round by index; a server that can't take a micro-batch loses its turn."""
     router = make_router("round-robin", context())
     rng = np.random.default_rng(0)
     everyone = view(server(9), server(), server())
@@ -216,7 +216,7 @@ def test_speed_changes_nothing_among_equals(cluster: list[ServerView], seed: int
 
 
 def test_idle_queue_takes_who_has_nothing_else_anyone() -> None:
-    """The first idle server that can take the block; where there is none, each as likely."""
+    """The first idle server that can take the micro-batch; where there is none, each as likely."""
     idle = view(server(1), server(0, valid=False), server(0), server(0))
     assert {choose("jiq", idle, seed=seed).server for seed in range(20)} == {2}
     router = make_router("jiq", context())
@@ -478,7 +478,7 @@ def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatc
         (Choice(1, 0.3, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
         (Choice(1, 1.0, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
         (Choice(1, 0.5, 0), "allowed groups are whole numbers from 1"),
-        (Choice(1.0, 0.5, 1), "int, float and int for server, width and group, not float, float, int"),  # type: ignore[arg-type]
+        (Choice(1.0, 0.5, 1), "int, float and int for server, width and micro-batch size, not float, float, int"),  # type: ignore[arg-type]
         (Choice(1, "0.5", 1), "not int, str, int"),  # type: ignore[arg-type]
         (Choice(True, 0.5, 1), "not bool, float, int"),
         (Choice(1, 0.5, True), "not int, float, bool"),
@@ -499,7 +499,7 @@ def test_a_users_router_may_choose_with_numpys_numbers() -> None:
     router = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: given), context().config)
     chosen = choice_of(router, view(server(), server()), np.random.default_rng(0))
     assert chosen == Choice(1, 0.5, 2)
-    assert [type(part) for part in (chosen.server, chosen.width, chosen.group)] == [int, float, int]
+    assert [type(part) for part in (chosen.server, chosen.width, chosen.micro_batch_size)] == [int, float, int]
 
 
 def test_a_users_long_words_are_cut_to_a_line() -> None:
@@ -515,10 +515,10 @@ def test_a_users_long_words_are_cut_to_a_line() -> None:
         assert len(str(wrong.value)) < 500
 
 
-@pytest.mark.parametrize("group", [33, 64, 2**63, 10**30])
-def test_a_users_group_beyond_the_largest_is_the_largest(group: int) -> None:
-    """No block takes more; a compiled engine could not even count so far."""
-    users = SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, group))
+@pytest.mark.parametrize("micro_batch_size", [33, 64, 2**63, 10**30])
+def test_a_users_group_beyond_the_largest_is_the_largest(micro_batch_size: int) -> None:
+    """No micro-batch takes more; a compiled engine could not even count so far."""
+    users = SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, micro_batch_size))
     router = CheckedRouter("m:C", users, context().config)
     assert choice_of(router, view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 32)
 
@@ -587,45 +587,45 @@ def test_every_rule_and_placement_is_registered() -> None:
     assert [name for name in PLACEMENT_NAMES if f"`{name}`" not in page] == []
 
 
-WAITING = msgspec.structs.replace(view(server(), candidates=2), hold_left_ns=500)
+WAITING = msgspec.structs.replace(view(server(), candidates=2), batching_delay_left_ns=500)
 
 
 @pytest.mark.parametrize(
-    ("seen", "hold", "words"),
+    ("seen", "batching_delay", "words"),
     [
-        (view(server()), Hold(4, 100), r"may not be held now .*router\.max_batching_delay_s"),
-        (WAITING, Hold(2, 100), r"from 3 .* to 32"),
-        (WAITING, Hold(33, 100), r"from 3 .* to 32"),
-        (WAITING, Hold(4, 0), "wait_ns must be above 0"),
-        (WAITING, Hold(4.0, 100), "int for requests and wait_ns"),  # type: ignore[arg-type]
+        (view(server()), BatchingDelay(4, 100), r"may not be held now .*router\.max_batching_delay_s"),
+        (WAITING, BatchingDelay(2, 100), r"from 3 .* to 32"),
+        (WAITING, BatchingDelay(33, 100), r"from 3 .* to 32"),
+        (WAITING, BatchingDelay(4, 0), "wait_ns must be above 0"),
+        (WAITING, BatchingDelay(4.0, 100), "int for requests and wait_ns"),  # type: ignore[arg-type]
     ],
 )
-def test_a_users_hold_that_is_none_is_one_line(seen: ClusterView, hold: Hold, words: str) -> None:
+def test_a_users_hold_that_is_none_is_one_line(seen: ClusterView, batching_delay: BatchingDelay, words: str) -> None:
     """What is wrong with it, and what is allowed; what is right goes on, cut to what is left."""
-    router = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: hold), context().config)
+    router = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: batching_delay), context().config)
     with pytest.raises(WorkError, match=words):
         router.choose(seen, np.random.default_rng(0))
-    right = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: Hold(4, 10_000)), context().config)
-    assert right.choose(WAITING, np.random.default_rng(0)) == Hold(4, 500)
+    right = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: BatchingDelay(4, 10_000)), context().config)
+    assert right.choose(WAITING, np.random.default_rng(0)) == BatchingDelay(4, 500)
 
 
 @pytest.mark.parametrize(
     "rule",
     [
-        HoldRule((4,), (100,)),
-        HoldRule((4,) * 4, (1e-3,) * 4),  # type: ignore[arg-type]
-        HoldRule((4,) * 4, (1,) * 4, (1,)),
+        BatchingDelayRule((4,), (100,)),
+        BatchingDelayRule((4,) * 4, (1e-3,) * 4),  # type: ignore[arg-type]
+        BatchingDelayRule((4,) * 4, (1,) * 4, (1,)),
         (4, 100),
     ],
 )
 def test_a_users_rule_of_holds_is_checked(rule: Any) -> None:
     """One whole number a segment; a right one is the core's."""
-    users = SimpleNamespace(choose=lambda view, rng: None, hold=rule)
-    with pytest.raises(WorkError, match=r"m:C: hold is .*; allowed is a policies\.vocabulary\.HoldRule"):
-        hold_rule_of(CheckedRouter("m:C", users, context().config))
-    fine = HoldRule((4,) * 4, (100,) * 4)
-    users = SimpleNamespace(choose=lambda view, rng: None, hold=fine)
-    assert hold_rule_of(CheckedRouter("m:C", users, context().config)) is fine
+    users = SimpleNamespace(choose=lambda view, rng: None, batching_delay=rule)
+    with pytest.raises(WorkError, match=r"m:C: hold is .*; allowed is a policies\.vocabulary\.BatchingDelayRule"):
+        batching_delay_rule_of(CheckedRouter("m:C", users, context().config))
+    fine = BatchingDelayRule((4,) * 4, (100,) * 4)
+    users = SimpleNamespace(choose=lambda view, rng: None, batching_delay=fine)
+    assert batching_delay_rule_of(CheckedRouter("m:C", users, context().config)) is fine
 
 
 @pytest.mark.parametrize("limit_ns", [-2, 0.03, None])

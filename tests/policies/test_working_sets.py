@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import AccuracyPrior, RouterConfig, nests_of, tuples_within
 from policies.router_names import make_router
 from policies.rules.rule_context import RouterContext, efficient_tuples, path_ns, within, working_sets
@@ -39,7 +39,7 @@ class Costs(LinearCosts):
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[RouterContext, list[GreedyKnobs], float]:
+def clusters(draw: st.DrawFn) -> tuple[RouterContext, list[GreedyParams], float]:
     """Two unlike servers, of a slimmable network, a family, or a family of which a member is slimmable; and a floor."""
     nests = draw(st.sampled_from([(), (1, 1, 1), (1, 2)]))
     tuples = tuples_within(nests_of(WIDTHS, nests), SEGMENTS)
@@ -52,23 +52,23 @@ def clusters(draw: st.DrawFn) -> tuple[RouterContext, list[GreedyKnobs], float]:
         sizes = [sorted(rng.integers(1, 9, len(WIDTHS)).tolist()) for _ in range(SEGMENTS)]
         instances = dict(zip(SPECS, chain(*sizes), strict=True))
         cap = 10 + int(rng.integers(sum(instances.values())))
-        servers.append(GreedyKnobs(WIDTHS, instances, 10, 8, cap, nests=nests))
+        servers.append(GreedyParams(WIDTHS, instances, 10, 8, cap, nests=nests))
     config = RouterConfig(SEGMENTS, WIDTHS, (((True,) * 3,) * SEGMENTS,) * 2)
     floor = draw(st.sampled_from([0.0, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85]))
     return RouterContext(config, Costs(image_ms=image_ms), AccuracyPrior(top1), (250.0,) * 2), servers, floor
 
 
-def all_sets(knobs: GreedyKnobs) -> Iterator[set[Widths]]:
+def all_sets(params: GreedyParams) -> Iterator[set[Widths]]:
     """The width tuples that each set of instances serves which the memory holds, whatever it is good for."""
-    for limits in product(*((None, *product(nest, repeat=SEGMENTS)) for nest in nests_of(WIDTHS, knobs.nests))):
+    for limits in product(*((None, *product(nest, repeat=SEGMENTS)) for nest in nests_of(WIDTHS, params.nests))):
         held = [limit for limit in limits if limit is not None]
         if (
-            10 + sum(knobs.instance_bytes[spec] for limit in held for spec in enumerate(limit, 1))
-            <= knobs.vram_cap_bytes
+            10 + sum(params.instance_bytes[spec] for limit in held for spec in enumerate(limit, 1))
+            <= params.vram_cap_bytes
         ):
             yield {
                 widths
-                for limit, nest in zip(limits, nests_of(WIDTHS, knobs.nests), strict=True)
+                for limit, nest in zip(limits, nests_of(WIDTHS, params.nests), strict=True)
                 for widths in product(nest, repeat=SEGMENTS)
                 if limit is not None and all(width <= most for width, most in zip(widths, limit, strict=True))
             }
@@ -89,16 +89,16 @@ def least_ns(its: RouterContext, server: int, served: set[Widths], floor: float)
 @settings(max_examples=400)
 @given(clusters())
 def test_no_set_that_fits_has_the_floor_for_less_device_time(
-    drawn: tuple[RouterContext, list[GreedyKnobs], float],
+    drawn: tuple[RouterContext, list[GreedyParams], float],
 ) -> None:
     """On each server by itself; where none has it, or none is asked for, none has a more accurate tuple."""
     its, servers, floor = drawn
     everything = ((True,) * len(WIDTHS),) * SEGMENTS
     chosen = working_sets(its, servers, floor) or (everything,) * 2
-    for server, (knobs, masks) in enumerate(zip(servers, chosen, strict=True)):
+    for server, (params, masks) in enumerate(zip(servers, chosen, strict=True)):
         top1 = its.prior.top1
         served = {widths for widths in product(WIDTHS, repeat=SEGMENTS) if within(widths, masks, WIDTHS)}
-        useful = [each & top1.keys() for each in all_sets(knobs)]
+        useful = [each & top1.keys() for each in all_sets(params)]
         if not any(useful):
             assert masks == everything, "a server that holds no tuple is not limited"
             continue
@@ -115,7 +115,7 @@ def test_no_set_that_fits_has_the_floor_for_less_device_time(
 def test_where_full_width_fits_and_of_several_models_nobody_is_limited() -> None:
     its = context(servers=1)
     sizes = {(segment, width): int(8 * width) for segment in range(1, 5) for width in its.config.widths}
-    roomy, tight = (GreedyKnobs(its.config.widths, sizes, 0, 8, cap) for cap in (32, 31))
+    roomy, tight = (GreedyParams(its.config.widths, sizes, 0, 8, cap) for cap in (32, 31))
     assert working_sets(its, [roomy], 0.75) == ()
     assert working_sets(its, [tight], 0.75) != ()
     models = replace(its.config, models=((0.25, 0.5), (0.75, 1.0)))
@@ -136,7 +136,7 @@ def test_a_router_within_its_sets_needs_no_load_beyond_them(name: str) -> None:
     every, loads = spec.router.widths, []
     widest = [[max(w for w, held in zip(every, mask, strict=True) if held) for mask in one] for one in its.working_sets]
     servers = tuple(
-        replace(server, knobs=replace(server.knobs, preload=tuple(enumerate(limit, 1))))
+        replace(server, params=replace(server.params, preload=tuple(enumerate(limit, 1))))
         for server, limit in zip(spec.servers, widest, strict=True)
     )
     spec = replace(spec, servers=servers)

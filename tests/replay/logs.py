@@ -1,11 +1,12 @@
-"""A run's logs as real executors keep them: a simulated log taken apart into the router's and those of each epoch."""
+"""A run's logs as real executors keep them: a simulated log taken apart into the router's and those of each
+incarnation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.run_records import AgentLog, LoggedStep
+from policies.run_records import LoggedStep, WorkerLog
 from policies.vocabulary import RejectRequests, RequestsRejected, RequestsReturned, ReturnRequests, ServerDown, ServerUp
 
 
@@ -14,13 +15,13 @@ class Logs:
     """Of one run."""
 
     router: tuple[LoggedStep, ...]
-    epochs: tuple[AgentLog, ...]
+    incarnations: tuple[WorkerLog, ...]
 
 
 def apart(log: Sequence[LoggedStep]) -> Logs:
     """What each would have written; who is killed writes nothing of it, and all that was heard was heard at once."""
     router = tuple(step for step in log if step.core == "router")
-    ended = {(e.server, e.epoch): e.reason for e in (step.event for step in router) if isinstance(e, ServerDown)}
+    ended = {(e.server, e.incarnation): e.reason for e in (step.event for step in router) if isinstance(e, ServerDown)}
     heard = [e for e in (step.event for step in router) if isinstance(e, RequestsReturned | RequestsRejected)]
     steps: dict[tuple[int, int], list[LoggedStep]] = {}
     current: dict[str, list[LoggedStep]] = {}
@@ -28,7 +29,7 @@ def apart(log: Sequence[LoggedStep]) -> Logs:
         if step.core == "router":
             continue
         if isinstance(step.event, ServerUp):
-            current[step.core] = steps[step.event.server, step.event.epoch] = []
+            current[step.core] = steps[step.event.server, step.event.incarnation] = []
         if step.core in current and not isinstance(step.event, ServerDown):
             current[step.core].append(step)
         if isinstance(step.event, ServerDown):
@@ -36,15 +37,21 @@ def apart(log: Sequence[LoggedStep]) -> Logs:
     return Logs(
         router,
         tuple(
-            AgentLog(server, epoch, tuple(own), _heard(own, sum(_is_of(e, server, epoch) for e in heard)), ended_as)
-            for (server, epoch), own in sorted(steps.items())
-            for ended_as in [ended.get((server, epoch), "")]
+            WorkerLog(
+                server,
+                incarnation,
+                tuple(own),
+                _heard(own, sum(_is_of(e, server, incarnation) for e in heard)),
+                ended_as,
+            )
+            for (server, incarnation), own in sorted(steps.items())
+            for ended_as in [ended.get((server, incarnation), "")]
         ),
     )
 
 
-def _is_of(event: RequestsReturned | RequestsRejected, server: int, epoch: int) -> bool:
-    return (event.server, event.epoch) == (server, epoch)
+def _is_of(event: RequestsReturned | RequestsRejected, server: int, incarnation: int) -> bool:
+    return (event.server, event.incarnation) == (server, incarnation)
 
 
 def _heard(steps: Sequence[LoggedStep], answers: int) -> int:

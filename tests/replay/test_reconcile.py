@@ -1,4 +1,4 @@
-"""The logs of a run must agree on every block; each way in which they can't is told, with its log and step."""
+"""The logs of a run must agree on every micro-batch; each way in which they can't is told, with its log and step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from msgspec import structs
 
 from policies.faults import WORKER_DIED, Crash, Fault, Hang, Outage
 from policies.replay import Account, Books, Fate, replay_run
-from policies.run_records import AgentLog, LoggedStep, RunRecord
+from policies.run_records import LoggedStep, RunRecord, WorkerLog
 from policies.vocabulary import (
     NS_PER_S,
-    BlockArrived,
+    MicroBatchArrived,
     RequestsReturned,
     ReturnRequests,
-    SendBlock,
+    SendMicroBatch,
     ServerDown,
     TimerFired,
     TransferFailed,
@@ -32,7 +32,7 @@ from tests.replay.logs import Logs, apart
 
 MS = 1_000_000
 SPEC = replace(worlds.cluster(), supervision=RULES)
-KNOBS = [server.knobs for server in SPEC.servers]
+PARAMS = [server.params for server in SPEC.servers]
 
 
 def _simulated(faults: tuple[Fault, ...] = (), *, seed: int = 0, end: str = "drain", rate: float = 150) -> RunRecord:
@@ -51,9 +51,9 @@ def _account(logs: Logs) -> Account:
     books = Books()
     for _ in books.router(logs.router):
         pass
-    for each in logs.epochs:
-        about = {"server": each.server, "epoch": each.epoch, "heard": each.heard}
-        for _ in books.server_epoch(each.steps, **about, ended=each.ended):
+    for each in logs.incarnations:
+        about = {"server": each.server, "incarnation": each.incarnation, "heard": each.heard}
+        for _ in books.server_incarnation(each.steps, **about, ended=each.ended):
             pass
     return books.close()
 
@@ -66,75 +66,82 @@ DEADLY = _logs((Crash(0, 100 * MS), Outage(1, 150 * MS, 200 * MS), Hang(2, 60 * 
 
 
 def test_logs_of_a_run_without_faults_agree_and_replay() -> None:
-    assert replay_run(WELL.router, WELL.epochs, SPEC.router, KNOBS) == []
-    blocks = _account(WELL).blocks
-    assert sum(blocks.values()) == blocks[Fate.RETURNED] > 20
+    assert replay_run(WELL.router, WELL.incarnations, SPEC.router, PARAMS) == []
+    micro_batches = _account(WELL).micro_batches
+    assert sum(micro_batches.values()) == micro_batches[Fate.RETURNED] > 20
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(fault_plans(3), st.integers(0, 20), st.sampled_from(["drain", "cut"]))
 def test_whatever_goes_wrong_the_logs_agree(faults: tuple[Fault, ...], seed: int, end: str) -> None:
-    """Also where a killed epoch's log has lost all that the router had not heard of."""
+    """Also where a killed incarnation's log has lost all that the router had not heard of."""
     logs = _logs(faults, seed=seed, end=end)
-    sent = sum(isinstance(command, SendBlock) for step in logs.router for command in step.commands)
-    cut = [replace(each, steps=each.steps[: each.heard]) if each.ended else each for each in logs.epochs]
-    for each in (logs, replace(logs, epochs=tuple(cut))):
+    sent = sum(isinstance(command, SendMicroBatch) for step in logs.router for command in step.commands)
+    cut = [replace(each, steps=each.steps[: each.heard]) if each.ended else each for each in logs.incarnations]
+    for each in (logs, replace(logs, incarnations=tuple(cut))):
         account = _account(each)
         assert account.violations == ()
-        assert sum(account.blocks.values()) == sent
+        assert sum(account.micro_batches.values()) == sent
 
 
 def test_blocks_are_lost_with_a_life_or_under_way_at_a_cut() -> None:
-    blocks = _account(DEADLY).blocks
-    assert blocks[Fate.LOST] > 0
-    assert not blocks[Fate.UNDER_WAY]
+    micro_batches = _account(DEADLY).micro_batches
+    assert micro_batches[Fate.LOST] > 0
+    assert not micro_batches[Fate.UNDER_WAY]
     cut = _account(_logs(end="cut"))
-    assert cut.blocks[Fate.UNDER_WAY] > 0
+    assert cut.micro_batches[Fate.UNDER_WAY] > 0
     assert cut.violations == ()
 
 
 def test_what_is_said_after_a_cut_need_not_be_heard() -> None:
-    """Only the last words of an epoch can be; what it did is told of in the end."""
+    """Only the last words of an incarnation can be; what it did is told of in the end."""
     logs = _logs(end="cut")
     at = max(n for n, step in enumerate(logs.router) if isinstance(step.event, RequestsReturned))
     event = logs.router[at].event
     assert isinstance(event, RequestsReturned)
-    epochs = tuple(replace(each, heard=len(each.steps)) for each in logs.epochs)
-    assert _account(Logs((*logs.router[:at], *logs.router[at + 1 :]), epochs)).violations == ()
+    incarnations = tuple(replace(each, heard=len(each.steps)) for each in logs.incarnations)
+    assert _account(Logs((*logs.router[:at], *logs.router[at + 1 :]), incarnations)).violations == ()
     first = _first(logs.router, RequestsReturned)
-    found = _account(Logs((*logs.router[:first], *logs.router[first + 1 :]), epochs)).violations
+    found = _account(Logs((*logs.router[:first], *logs.router[first + 1 :]), incarnations)).violations
     assert any("the router did not hear of it" in str(each) for each in found)
 
 
 def test_what_a_killed_life_was_heard_to_say_counts() -> None:
     """Its last words, of a step that the router had heard of, are missing in the router's log."""
-    which, epoch = next((n, each) for n, each in enumerate(DEADLY.epochs) if each.ended and each.heard > 10)
-    place = (epoch.server, epoch.epoch)
+    which, incarnation = next((n, each) for n, each in enumerate(DEADLY.incarnations) if each.ended and each.heard > 10)
+    place = (incarnation.server, incarnation.incarnation)
     answers = [
         number
         for number, step in enumerate(DEADLY.router)
-        if isinstance(step.event, RequestsReturned) and (step.event.server, step.event.epoch) == place
+        if isinstance(step.event, RequestsReturned) and (step.event.server, step.event.incarnation) == place
     ]
     router = (*DEADLY.router[: answers[-1]], *DEADLY.router[answers[-1] + 1 :])
-    for heard, is_told in ((epoch.heard - 1, False), (epoch.heard + 1, True)):
-        epochs = (*DEADLY.epochs[:which], replace(epoch, heard=heard), *DEADLY.epochs[which + 1 :])
-        found = [str(each) for each in _account(Logs(router, epochs)).violations]
-        assert any(f"{epoch.server}, epoch 1, step {epoch.heard - 1}: request" in each for each in found) == is_told
+    for heard, is_told in ((incarnation.heard - 1, False), (incarnation.heard + 1, True)):
+        incarnations = (
+            *DEADLY.incarnations[:which],
+            replace(incarnation, heard=heard),
+            *DEADLY.incarnations[which + 1 :],
+        )
+        found = [str(each) for each in _account(Logs(router, incarnations)).violations]
+        assert (
+            any(f"{incarnation.server}, incarnation 1, step {incarnation.heard - 1}: request" in each for each in found)
+            == is_told
+        )
 
 
 def test_stale_words_change_nothing() -> None:
-    """What a dead epoch said and the router heard too late, and the failure of a transfer whose block has ended."""
+    """What a dead incarnation said too late, and a failed transfer of a micro-batch that has ended."""
     down = next(n for n, step in enumerate(DEADLY.router) if isinstance(step.event, ServerDown))
     event = DEADLY.router[down].event
     assert isinstance(event, ServerDown)
-    which, epoch = next(
-        (n, each) for n, each in enumerate(DEADLY.epochs) if (each.server, each.epoch) == (event.server, 1)
+    which, incarnation = next(
+        (n, each) for n, each in enumerate(DEADLY.incarnations) if (each.server, each.incarnation) == (event.server, 1)
     )
     lost = next(
-        command.block
+        command.micro_batch
         for step in reversed(DEADLY.router[:down])
         for command in step.commands
-        if isinstance(command, SendBlock) and command.block.server == event.server
+        if isinstance(command, SendMicroBatch) and command.micro_batch.server == event.server
     )
     said = LoggedStep(
         9, f"server:{event.server}", TimerFired(), (ReturnRequests(1, lost.requests, lost.key.segment, 0.5),)
@@ -142,32 +149,44 @@ def test_stale_words_change_nothing() -> None:
     heard = RequestsReturned(event.server, 1, lost.requests, lost.key.segment, 0.5)
     late = [
         replace(DEADLY.router[down], event=word, commands=())
-        for word in (heard, TransferFailed(lost.block, 0, event.server, lost.requests, "server_down"))
+        for word in (heard, TransferFailed(lost.micro_batch, 0, event.server, lost.requests, "server_down"))
     ]
-    arrived = LoggedStep(8, said.core, BlockArrived(lost), ())
-    steps = epoch.steps if any(step.event == arrived.event for step in epoch.steps) else (*epoch.steps, arrived)
-    epochs = (*DEADLY.epochs[:which], replace(epoch, steps=(*steps, said)), *DEADLY.epochs[which + 1 :])
+    arrived = LoggedStep(8, said.core, MicroBatchArrived(lost), ())
+    steps = (
+        incarnation.steps
+        if any(step.event == arrived.event for step in incarnation.steps)
+        else (*incarnation.steps, arrived)
+    )
+    incarnations = (
+        *DEADLY.incarnations[:which],
+        replace(incarnation, steps=(*steps, said)),
+        *DEADLY.incarnations[which + 1 :],
+    )
     sent_again = next(
         number
         for number, step in enumerate(DEADLY.router)
         for command in step.commands
-        if number > down and isinstance(command, SendBlock) and set(command.block.requests) & set(lost.requests)
+        if number > down
+        and isinstance(command, SendMicroBatch)
+        and set(command.micro_batch.requests) & set(lost.requests)
     )
     router = (*DEADLY.router[: sent_again + 1], *late, *DEADLY.router[sent_again + 1 :])
-    account = _account(Logs(router, epochs))
+    account = _account(Logs(router, incarnations))
     assert account.violations == ()
-    assert account.blocks == _account(DEADLY).blocks
+    assert account.micro_batches == _account(DEADLY).micro_batches
     cut = DEADLY.router[: sent_again + 1]  # nothing of what it sent has been answered
-    again = next(sent.block.requests for sent in cut[-1].commands if isinstance(sent, SendBlock))
+    again = next(sent.micro_batch.requests for sent in cut[-1].commands if isinstance(sent, SendMicroBatch))
     stale = replace(cut[-1], event=RequestsReturned(event.server, 1, again, lost.key.segment, 0.5), commands=())
-    assert _account(Logs((*cut, stale), epochs)).blocks == _account(Logs(cut, epochs)).blocks
+    assert _account(Logs((*cut, stale), incarnations)).micro_batches == _account(Logs(cut, incarnations)).micro_batches
 
 
 def test_simulated_words_may_overtake_each_other() -> None:
     """Of two that were said, the second is heard and the first is not when the run is cut."""
     log = _simulated(end="cut", rate=2000).log
     words = [(number, word) for number, step in enumerate(log) for word in (step.event, *step.commands)]
-    sent_at = {request: n for n, word in words if isinstance(word, SendBlock) for request in word.block.requests}
+    sent_at = {
+        request: n for n, word in words if isinstance(word, SendMicroBatch) for request in word.micro_batch.requests
+    }
     returns = [(n, word) for n, word in words if isinstance(word, RequestsReturned) and word.segment < 4]
     at = next(  # of requests that wait in the FIFO to the end
         number
@@ -195,15 +214,15 @@ def _with_router(logs: Logs, at: int, *steps: LoggedStep) -> Logs:
     return replace(logs, router=(*logs.router[:at], *steps, *logs.router[at + 1 :]))
 
 
-def _with_epoch(logs: Logs, **changes: Any) -> Logs:
-    return replace(logs, epochs=(replace(logs.epochs[0], **changes), *logs.epochs[1:]))
+def _with_incarnation(logs: Logs, **changes: Any) -> Logs:
+    return replace(logs, incarnations=(replace(logs.incarnations[0], **changes), *logs.incarnations[1:]))
 
 
 def _without_steps_of(kind: type) -> Callable[[Logs], Logs]:
     def broken(logs: Logs) -> Logs:
-        steps = logs.epochs[0].steps
+        steps = logs.incarnations[0].steps
         at = _first(steps, kind)
-        return _with_epoch(logs, steps=(*steps[:at], *steps[at + 1 :]), heard=logs.epochs[0].heard - 1)
+        return _with_incarnation(logs, steps=(*steps[:at], *steps[at + 1 :]), heard=logs.incarnations[0].heard - 1)
 
     return broken
 
@@ -233,81 +252,84 @@ def _heard_from_elsewhere(logs: Logs) -> Logs:
 
 
 def _never_sent(logs: Logs) -> Logs:
-    at = _first(logs.router, SendBlock)
+    at = _first(logs.router, SendMicroBatch)
     return _with_router(logs, at, replace(logs.router[at], commands=()))
 
 
 def _arrived_twice(logs: Logs) -> Logs:
-    steps = logs.epochs[0].steps
-    at = _first(steps, BlockArrived)
-    return _with_epoch(logs, steps=(*steps[: at + 1], replace(steps[at], commands=()), *steps[at + 1 :]))
+    steps = logs.incarnations[0].steps
+    at = _first(steps, MicroBatchArrived)
+    return _with_incarnation(logs, steps=(*steps[: at + 1], replace(steps[at], commands=()), *steps[at + 1 :]))
 
 
 def _said_too_late(logs: Logs) -> Logs:
-    """After all that was heard of, by an epoch that epochs on, in a run that ends with nobody in flight."""
-    last = AgentLog(0, 1, (LoggedStep(9, "server:0", TimerFired(), (ReturnRequests(1, (0,), 1, 0.5),)),), 0)
-    return _with_epoch(logs, steps=(*logs.epochs[0].steps, *last.steps))
+    """After all that was heard of, by an incarnation that incarnations on, in a run that ends with nobody in flight."""
+    last = WorkerLog(0, 1, (LoggedStep(9, "server:0", TimerFired(), (ReturnRequests(1, (0,), 1, 0.5),)),), 0)
+    return _with_incarnation(logs, steps=(*logs.incarnations[0].steps, *last.steps))
 
 
 def _other_segment(logs: Logs) -> Logs:
-    steps = logs.epochs[0].steps
+    steps = logs.incarnations[0].steps
     at = _first(steps, ReturnRequests)
     command = steps[at].commands[0]
     assert isinstance(command, ReturnRequests)
     other = structs.replace(command, segment=command.segment % 4 + 1)
     changed = replace(steps[at], commands=(other, *steps[at].commands[1:]))
-    return _with_epoch(logs, steps=(*steps[:at], changed, *steps[at + 1 :]))
+    return _with_incarnation(logs, steps=(*steps[:at], changed, *steps[at + 1 :]))
 
 
 def _failed_unsent(logs: Logs) -> Logs:
-    at = _first(logs.router, SendBlock)
+    at = _first(logs.router, SendMicroBatch)
     failed = replace(logs.router[at], event=TransferFailed(10**6, 0, 1, (0,), "no_room"), commands=())
     return _with_router(logs, at, logs.router[at], failed)
 
 
-def _without_epoch(logs: Logs) -> Logs:
-    return replace(logs, epochs=logs.epochs[1:])
+def _without_incarnation(logs: Logs) -> Logs:
+    return replace(logs, incarnations=logs.incarnations[1:])
 
 
-def _with_another_epoch(logs: Logs) -> Logs:
-    return replace(logs, epochs=(*logs.epochs, AgentLog(0, 7, (), 0)))
+def _with_another_incarnation(logs: Logs) -> Logs:
+    return replace(logs, incarnations=(*logs.incarnations, WorkerLog(0, 7, (), 0)))
 
 
-def _with_an_epoch_twice(logs: Logs) -> Logs:
-    return replace(logs, epochs=(logs.epochs[0], *logs.epochs))
+def _with_an_incarnation_twice(logs: Logs) -> Logs:
+    return replace(logs, incarnations=(logs.incarnations[0], *logs.incarnations))
 
 
 def _with_steps_of_another(logs: Logs) -> Logs:
-    return _with_epoch(logs, steps=(*logs.epochs[0].steps, logs.epochs[1].steps[0]))
+    return _with_incarnation(logs, steps=(*logs.incarnations[0].steps, logs.incarnations[1].steps[0]))
 
 
 def _with_servers_in_the_routers(logs: Logs) -> Logs:
-    return replace(logs, router=(*logs.router, logs.epochs[1].steps[0]))
+    return replace(logs, router=(*logs.router, logs.incarnations[1].steps[0]))
 
 
 @pytest.mark.parametrize(
     "broken, told",
     [
-        (_without_steps_of(ReturnRequests), r"router, step \d+: request.* of block.* returned .* in whose log that"),
-        (lambda logs: _with_epoch(logs, steps=logs.epochs[0].steps[:40]), "ends after 40 steps, and the router had"),
-        (lambda logs: _with_epoch(logs, steps=()), "ends after 0 steps, and the router had heard of"),
-        (_unheard, r"server:\d, epoch 1, step \d+: request.* of block.* the router did not hear of it"),
+        (_without_steps_of(ReturnRequests), r"router, step \d+: request.* of micro-batch.* returned .* in whose"),
+        (
+            lambda logs: _with_incarnation(logs, steps=logs.incarnations[0].steps[:40]),
+            "ends after 40 steps, and the router had",
+        ),
+        (lambda logs: _with_incarnation(logs, steps=()), "ends after 0 steps, and the router had heard of"),
+        (_unheard, r"server:\d, incarnation 1, step \d+: request.* of micro-batch.* the router did not hear of it"),
         (_heard_twice, r"router, step \d+: request.* in whose log that is not"),
-        (_heard_otherwise(width=0.3), r"router, step \d+: request.* at width 0.3 by server:\d, epoch 1, in whose log"),
+        (_heard_otherwise(width=0.3), r"router, step \d+: request.* at width 0.3 by server:\d, incarnation 1, in"),
         (_heard_otherwise(segment=9), r"router, step \d+: request.* returned from segment 9 .* in whose log that"),
         (_heard_from_elsewhere, r"router, step \d+: request.* in whose log that is not"),
         (_heard_otherwise(requests=(10**6,)), r"router, step \d+: request 1000000 returned .* in whose log that"),
-        (_never_sent, r"server:\d, epoch 1, step \d+: block \d+ arrived, which the router never sent there"),
-        (_arrived_twice, r"server:0, epoch 1, step \d+: block \d+ arrived twice"),
-        (_said_too_late, r"server:0, epoch 1, step \d+: request 0 returned .* the router did not hear of it"),
-        (_other_segment, r"router, step \d+: request.* by server:0, epoch 1, in whose log that is not"),
-        (_failed_unsent, r"router, step \d+: a transfer failed of block 1000000, which was never"),
-        (_without_epoch, "server:0, epoch 1: there is no log of it, and the router says that it served"),
-        (_with_another_epoch, "server:0, epoch 7: there is a log of it, and the router says nothing of it"),
-        (_with_an_epoch_twice, "server:0, epoch 1: there are two of it"),
-        (_with_steps_of_another, r"server:0, epoch 1, step \d+: is of server:1"),
-        (_with_servers_in_the_routers, r"router, step \d+: is of server:1, whose epochs have logs of their own"),
-        (lambda logs: _with_epoch(logs, ended=WORKER_DIED), "by its note: worker_died; by the router's log: with"),
+        (_never_sent, r"server:\d, incarnation 1, step \d+: micro-batch \d+ arrived, which the router never sent"),
+        (_arrived_twice, r"server:0, incarnation 1, step \d+: micro-batch \d+ arrived twice"),
+        (_said_too_late, r"server:0, incarnation 1, step \d+: request 0 returned .* the router did not hear of it"),
+        (_other_segment, r"router, step \d+: request.* by server:0, incarnation 1, in whose log that is not"),
+        (_failed_unsent, r"router, step \d+: a transfer failed of micro-batch 1000000, which was never"),
+        (_without_incarnation, "server:0, incarnation 1: there is no log of it, and the router says that it served"),
+        (_with_another_incarnation, "server:0, incarnation 7: there is a log of it, and the router says nothing of it"),
+        (_with_an_incarnation_twice, "server:0, incarnation 1: there are two of it"),
+        (_with_steps_of_another, r"server:0, incarnation 1, step \d+: is of server:1"),
+        (_with_servers_in_the_routers, r"router, step \d+: is of server:1, whose incarnations have logs of their own"),
+        (lambda logs: _with_incarnation(logs, ended=WORKER_DIED), "by its note: worker_died; by the router's log"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(broken: Callable[[Logs], Logs], told: str) -> None:
@@ -316,17 +338,21 @@ def test_what_does_not_fit_is_told(broken: Callable[[Logs], Logs], told: str) ->
 
 
 def test_a_death_that_the_router_does_not_know_is_told() -> None:
-    ended = [each.ended for each in DEADLY.epochs]
+    ended = [each.ended for each in DEADLY.incarnations]
     assert "" in ended[:-1]
     first = next(number for number, each in enumerate(ended) if each)
-    epochs = [*DEADLY.epochs[:first], replace(DEADLY.epochs[first], ended=""), *DEADLY.epochs[first + 1 :]]
-    (found,) = _account(replace(DEADLY, epochs=tuple(epochs))).violations
+    incarnations = [
+        *DEADLY.incarnations[:first],
+        replace(DEADLY.incarnations[first], ended=""),
+        *DEADLY.incarnations[first + 1 :],
+    ]
+    (found,) = _account(replace(DEADLY, incarnations=tuple(incarnations))).violations
     assert re.search("by its note: with the run; by the router's log: (planned|worker_)", str(found))
 
 
 def test_a_replayed_run_tells_both() -> None:
     """Where a core answers otherwise, and what that does to the books."""
     broken = _never_sent(WELL)
-    found = replay_run(broken.router, broken.epochs, SPEC.router, KNOBS)
-    assert found[0].startswith(f"router, step {_first(WELL.router, SendBlock)}: LoggedStep(")
+    found = replay_run(broken.router, broken.incarnations, SPEC.router, PARAMS)
+    assert found[0].startswith(f"router, step {_first(WELL.router, SendMicroBatch)}: LoggedStep(")
     assert len(found) > 1

@@ -23,7 +23,7 @@ def test_a_stored_log_replays_to_identical_commands(scenario: Scenario) -> None:
         LoggedStep(now, core, from_jsonable(event), from_jsonable(commands)) for now, core, event, commands in stored
     ]
     assert tuple(log) == record.log
-    assert replay_run(log, (), spec.router, [server.knobs for server in spec.servers]) == []
+    assert replay_run(log, (), spec.router, [server.params for server in spec.servers]) == []
 
 
 def as_data(step: LoggedStep) -> tuple[object, ...]:
@@ -37,6 +37,6 @@ def test_a_changed_log_parts_where_it_was_changed() -> None:
     log = list(record.log)
     number = next(i for i, step in enumerate(log) if any(isinstance(c, RunBatch) for c in step.commands))
     log[number] = dataclasses.replace(log[number], commands=())
-    divergence = replay(log, spec.router, [server.knobs for server in spec.servers])
+    divergence = replay(log, spec.router, [server.params for server in spec.servers])
     assert divergence is not None
     assert divergence.step == number

@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.router_core import RouterCore
-from policies.vocabulary import HoldRule, ModelChanged
+from policies.vocabulary import BatchingDelayRule, ModelChanged
 from sim.simulated_cluster import Simulation
 from tests import worlds
 from tests.laws.test_conservation import Scenario, scenarios
 
-BUILT = {"_take", "_fifo", "_holds", "_lines", "_servers"}  # anew for each core, or looked at in their own ways
+# anew for each core, or looked at in their own ways
+BUILT = {"_take", "_fifo", "_batching_delays", "_queue_keys", "_servers"}
 
 
 def remembered(core: RouterCore) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def remembered(core: RouterCore) -> dict[str, Any]:
     plain = {name: value for name, value in vars(core).items() if name not in BUILT}
     return plain | {
         "fifo": core._fifo.in_order(),
-        "holds": core._holds.state(),
+        "holds": core._batching_delays.state(),
         "servers": [replace(server, views={}) for server in core._servers],
     }
 
@@ -43,7 +44,7 @@ def test_a_new_models_accuracies_are_kept() -> None:
 def test_a_core_goes_on_from_its_snapshots(scenario: Scenario, steps: int) -> None:
     """Under any faults and holds, one after so many steps; in the end it remembers the same."""
     simulation = Simulation(scenario.cluster, scenario.run)
-    simulation.set_hold_rule(HoldRule((4, 2, 4, 1), (20_000_000, 1_000_000, 5_000_000, 0)))
+    simulation.set_batching_delay_rule(BatchingDelayRule((4, 2, 4, 1), (20_000_000, 1_000_000, 5_000_000, 0)))
     record = simulation.run(worlds.Uniform(), np.random.default_rng(0))
     core = RouterCore(scenario.cluster.router)
     for number, step in enumerate(step for step in record.log if step.core == "router"):

@@ -39,12 +39,12 @@ def _cluster() -> Any:
 
 
 def simulated(
-    router: str, seed: int, group: int = 32, *, rate: float = 300, keep_log: bool = False
+    router: str, seed: int, micro_batch_size: int = 32, *, rate: float = 300, keep_log: bool = False
 ) -> tuple[Result, RunRecord]:
-    """A short run of the toy cluster; `group` makes routers differ."""
+    """A short run of the toy cluster; `micro_batch_size` makes routers differ."""
     spec = _cluster()
     arrivals = worlds.poisson_s(rate, HORIZON_S, seed)
-    policy = worlds.Uniform(groups=(group,))
+    policy = worlds.Uniform(micro_batch_sizes=(micro_batch_size,))
     simulation = Simulation(spec, worlds.run(spec, arrivals, HORIZON_S, keep_log=keep_log))
     record = simulation.run(policy, np.random.default_rng(seed))
     return summary(record, router=router, seed=seed), record

@@ -77,8 +77,8 @@ def at_rate(world: World, rate_img_s: float) -> World:
 
 CAPPED = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 45.0, "throttle": 0.4, "phi_min": 0.6}
 HOST = {
-    "decision": {"block_s": 2e-4, "image_s": 5e-5},
-    "returned": {"block_s": 3e-4, "image_s": 4e-5},
+    "decision": {"micro_batch_s": 2e-4, "image_s": 5e-5},
+    "returned": {"micro_batch_s": 3e-4, "image_s": 4e-5},
     "spread": [0.5, 0.5, 2.0],
 }
 HANDOVER = {"there_s": 3e-4, "back_s": 4e-4}
@@ -214,7 +214,7 @@ def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
 def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() -> None:
     """`decision_s: 0.001` never drops it; `measured` is no time on top; where nothing was measured, only the number."""
     served, plain = toy("a", 1.0, router_host=HOST, handover=HANDOVER), toy("a", 1.0)
-    dearer = toy("b", 1.0, router_host={**HOST, "returned": {"block_s": 3e-4, "image_s": 6e-5}})
+    dearer = toy("b", 1.0, router_host={**HOST, "returned": {"micro_batch_s": 3e-4, "image_s": 6e-5}})
     one, both = made(served), made(served, dearer, plain)
     assert one.cluster.decision_ns == both.cluster.decision_ns == 1_000_000
     assert one.cluster.host == HostTable((200_000, 50_000), (300_000, 40_000))
@@ -341,11 +341,11 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
 
 
 def test_what_a_rate_asks_of_the_router_by_hand() -> None:
-    """Two segments in blocks of 32: a policy of 1 ms, a decision, and two messages back, as batches hold 16."""
+    """Two segments in micro-batches of 32: a policy of 1 ms, a decision, and two messages back, as batches hold 16."""
     world = at_rate(made(toy("a", 1.0, router_host=HOST, handover=HANDOVER)), 100.0)
     load = router_load_of(world)
     assert load is not None
-    assert (load.largest, load.messages, load.blocks_s) == (32, 2, 2 * 100 / 32)
+    assert (load.largest, load.messages, load.micro_batches_s) == (32, 2, 2 * 100 / 32)
     assert load.decided_s == pytest.approx(0.001 + 2e-4 + 32 * 5e-5)
     assert load.returned_s == pytest.approx(2 * 3e-4 + 32 * 4e-5)
     assert load.share == pytest.approx(6.25 * (2.8e-3 + 1.88e-3))
@@ -356,4 +356,4 @@ def test_what_a_rate_asks_of_the_router_by_hand() -> None:
     assert "fluid: the router's process can't keep up: 4800 images/s in 2 segments are 300 blocks/s" in told
     assert "(32 images); each takes 2800 us to decide and send, and 1880 us to take back (in at least 2 mes" in told
     assert "140 % of its one core" in told
-    assert "router.groups, cluster.greedy.batch_limit" in told
+    assert "router.micro_batch_sizes, cluster.greedy.batch_limit" in told

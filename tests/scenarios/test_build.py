@@ -160,14 +160,14 @@ def test_planned_faults_and_supervision_are_what_the_file_says(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("device", "router", "blocks"),
-    [("{}", "{}", 2), ("{kind: cuda}", "{}", 4), ("{kind: cuda}", "{outstanding_blocks: 3}", 3)],
+    ("device", "router", "micro_batches"),
+    [("{}", "{}", 2), ("{kind: cuda}", "{}", 4), ("{kind: cuda}", "{outstanding_micro_batches: 3}", 3)],
 )
 def test_a_gpu_has_more_blocks_at_once_unless_the_file_says(
-    tmp_path: Path, device: str, router: str, blocks: int
+    tmp_path: Path, device: str, router: str, micro_batches: int
 ) -> None:
     text = SCENARIO.replace("link: 10gbe}", f"link: 10gbe, device: {device}}}", 1) + f"router: {router}\n"
-    assert load_world(write(tmp_path, text)).cluster.router.outstanding_blocks == blocks
+    assert load_world(write(tmp_path, text)).cluster.router.outstanding_micro_batches == micro_batches
 
 
 def test_shares_of_a_gpu_share_its_memory(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_shares_of_a_gpu_share_its_memory(tmp_path: Path) -> None:
     path = tmp_path / "shares.yaml"
     path.write_text(text)
     world = load_world(path)
-    caps = [server.knobs.vram_cap_bytes for server in world.cluster.servers]
+    caps = [server.params.vram_cap_bytes for server in world.cluster.servers]
     assert caps == [profile.device.vram_bytes // 2 for profile in world.profiles]
 
 

@@ -68,7 +68,7 @@ def served_profile(power: str = "measured", **changes: Any) -> Profile:
             "stamps": {"torch": here["torch"]},
         },
         execution=device.execution(),
-        router_host={"decision": {"block_s": 1e-4, "image_s": 0}, "returned": {"block_s": 0, "image_s": 0}},
+        router_host={"decision": {"micro_batch_s": 1e-4, "image_s": 0}, "returned": {"micro_batch_s": 0, "image_s": 0}},
         power={"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 250.0, "provenance": power},
         **changes,
     )
@@ -221,7 +221,7 @@ def test_a_profiles_device_is_used_as_it_was_calibrated() -> None:
         profile_device(absent, "p.yaml")
 
 
-HOST = RouterHost(decision=WorkCost(block_s=1e-4, image_s=0.0), returned=WorkCost(block_s=0.0, image_s=0.0))
+HOST = RouterHost(decision=WorkCost(micro_batch_s=1e-4, image_s=0.0), returned=WorkCost(micro_batch_s=0.0, image_s=0.0))
 
 
 def test_what_serving_costs_stands_beside_what_was_calibrated() -> None:

@@ -21,7 +21,7 @@ from policies.router_core import RouterCore
 from policies.router_names import make_router
 from policies.rules.compass import CompassRule
 from policies.rules.rule_params import FixedRule
-from policies.vocabulary import RequestArrived, RunBatch, SendBlock
+from policies.vocabulary import RequestArrived, RunBatch, SendMicroBatch
 from scenarios.cluster_gym import make_env
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn import tune
@@ -143,18 +143,20 @@ def simulated(config: dict[str, Any], run: dict[str, Any], router: str = "jsq") 
 
 
 def without_heads(record: Any) -> Any:
-    return replace(record, blocks=tuple((each.decision, each.server, each.ended_ns) for each in record.blocks))
+    return replace(
+        record, micro_batches=tuple((each.decision, each.server, each.ended_ns) for each in record.micro_batches)
+    )
 
 
 def test_two_classes_alike_are_one_where_a_block_is_one_image() -> None:
     """Which line a request waits in is all that they change; the oldest goes first, whosoever it is."""
-    names = {"groups": (1,), "classes": ("gold", "bronze")}
+    names = {"micro_batch_sizes": (1,), "classes": ("gold", "bronze")}
     mixed = np.random.default_rng(1).integers(0, 2, len(worlds.poisson_s(400, 0.5)))
     for router in ("jsq", "ladder:2,4", "shortest-delay"):
-        one, _ = simulated({"groups": (1,)}, {}, router)
+        one, _ = simulated({"micro_batch_sizes": (1,)}, {}, router)
         two, _ = simulated(names, {"classes": mixed, "deadlines_ns": (None, None)}, router)
         assert without_heads(one) == without_heads(two)
-        assert {each.head.service_class for each in two.blocks} == {0, 1}
+        assert {each.head.service_class for each in two.micro_batches} == {0, 1}
 
 
 def test_a_single_class_is_none() -> None:
@@ -170,7 +172,7 @@ def test_a_single_class_is_none() -> None:
 
 
 def test_blocks_are_of_one_class_and_batches_may_mix() -> None:
-    """A batch runs at one width, so nobody in it is less accurate than its block was to be."""
+    """A batch runs at one width, so nobody in it is less accurate than its micro-batch was to be."""
     mixed = np.arange(len(worlds.poisson_s(400, 0.5))) % 2
     names, run = {"classes": ("gold", "bronze")}, {"classes": mixed, "deadlines_ns": (None, None)}
     spec = worlds.cluster([worlds.profile()], router=names)
@@ -178,8 +180,10 @@ def test_blocks_are_of_one_class_and_batches_may_mix() -> None:
     simulation = Simulation(spec, its)
     record = simulation.run(make_router("jsq", Scenario("x", spec, its).context()), np.random.default_rng(3))
     assert isinstance(simulation.router, RouterCore)
-    blocks = [command.block for step in record.log for command in step.commands if isinstance(command, SendBlock)]
-    assert {len({int(mixed[request]) for request in block.requests}) for block in blocks} == {1}
+    micro_batches = [
+        command.micro_batch for step in record.log for command in step.commands if isinstance(command, SendMicroBatch)
+    ]
+    assert {len({int(mixed[request]) for request in micro_batch.requests}) for micro_batch in micro_batches} == {1}
     batches = [
         command.requests
         for step in record.log
@@ -260,9 +264,9 @@ def test_deadlines_and_limits_are_of_each_class() -> None:
 
 
 def test_a_class_that_nobody_was_of_lacks_nothing() -> None:
-    knobs: Any = SimpleNamespace(class_floors=(0.7, 0.76))
+    params: Any = SimpleNamespace(class_floors=(0.7, 0.76))
     score: Any = SimpleNamespace(class_images=(10, 0), class_accuracies=(0.69, 0.0))
-    assert lacking([score], knobs) == pytest.approx(1.0)
+    assert lacking([score], params) == pytest.approx(1.0)
 
 
 def test_fixed_tuples_of_classes_are_cheap_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +275,8 @@ def test_fixed_tuples_of_classes_are_cheap_in_turn(monkeypatch: pytest.MonkeyPat
     able = {0.76: [a, b], 0.74: [a, b, c]}
     monkeypatch.setattr(tune, "able_tuples", lambda _, floor: able[floor])
     monkeypatch.setattr(tune, "best_settings", lambda *_: {})
-    knobs = SimpleNamespace(class_floors=(0.76, 0.74), floor=None)
-    evaluator: Any = SimpleNamespace(context=world().context, knobs=knobs)
+    params = SimpleNamespace(class_floors=(0.76, 0.74), floor=None)
+    evaluator: Any = SimpleNamespace(context=world().context, params=params)
     specs: list[Any] = [each.spec for each in tune._tuples(evaluator)]
     assert [spec.tuples for spec in specs] == [
         {"gold": a, "bronze": b},

@@ -118,14 +118,14 @@ def test_what_does_not_fit_is_told_of_its_host_and_the_others_are_asked(
     assert "alpha" in hosts.asked
 
 
-def test_agents_of_real_devices_need_memory(tmp_path: Path) -> None:
+def test_workers_of_real_devices_need_memory(tmp_path: Path) -> None:
     """Emulated ones hold no network."""
     text = SCENARIO.replace("model: {accuracy: ACCURACY}", "model: {network: slimresnet-tiny}")
     text = text.replace("device: {emulated: t4}", "device: {kind: cpu}")
     hosts = Answers(alpha=replace(GOOD, free_bytes=10**9 // 2), beta=replace(GOOD, free_bytes=10**9 // 2))
     found = check_cluster(scenario(tmp_path, text), None, cast(Hosts, hosts), lambda _: None)
-    assert [bool(each.problems) for each in found.hosts] == [True, False]  # two agents there, one here
-    assert "its 2 agents need 0.80" in found.hosts[0].problems[0]
+    assert [bool(each.problems) for each in found.hosts] == [True, False]  # two workers there, one here
+    assert "its 2 workers need 0.80" in found.hosts[0].problems[0]
 
 
 def test_other_code_of_one_version_is_told() -> None:

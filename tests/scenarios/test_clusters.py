@@ -48,7 +48,7 @@ def test_what_is_drawn_lies_where_the_file_says() -> None:
 def test_a_drawn_cluster_runs_alike_on_both_engines(number: int) -> None:
     """Compass, with its holds by what the host costs, too."""
     world = drawn_world(TINY, str(number))
-    rule = rule_of(Numbers(hold_host=0.7).to_vector(), 0.3)
+    rule = rule_of(Numbers(batching_delay_host=0.7).to_vector(), 0.3)
     engines: tuple[Simulator, ...] = ("simpy", "compiled")
     short_s = 0.3 * world.scenario.duration_s
     (_, one), (_, other) = (

@@ -1,4 +1,5 @@
-"""The operator's door: wishes beside a command that holds the folder, one line where there is nothing to be drained."""
+"""The operator's requests: wishes beside a command that holds the folder, one line where there is nothing to be
+drained."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
-HOST = {"decision": {"block_s": 1e-4, "image_s": 1e-5}, "returned": {"block_s": 2e-5, "image_s": 1e-6}}
+HOST = {"decision": {"micro_batch_s": 1e-4, "image_s": 1e-5}, "returned": {"micro_batch_s": 2e-5, "image_s": 1e-6}}
 MEASURED: dict[str, Any] = {
     "schema": "slimsched.decision-time/1", "router": "jsq", "provenance": "measured", "machine": "A Processor",
     "cores": [0], "views": 288, "rounds": 5, "own_s": 3e-4, "random_s": 1e-4,
@@ -55,16 +55,18 @@ def hosted(folder: Path, old: str = "", new: str = "") -> Path:
 
 
 def decisions_ns(world: World, router: str, engine: Simulator) -> tuple[list[tuple[int, int]], dict[str, float]]:
-    """(images, time from the snapshot until the block is sent) of each decision, and the stages of the run."""
+    """(images, time from the snapshot until the micro-batch is sent) of each decision, and the stages of the run."""
     result, record = run_simulation(world, world.router(router), router, 0, engine=engine)
     assert result["stages_s"] is not None
-    return [(block.size, block.sent_ns - block.snapshot_ns) for block in record.blocks], result["stages_s"]
+    return [
+        (micro_batch.size, micro_batch.sent_ns - micro_batch.snapshot_ns) for micro_batch in record.micro_batches
+    ], result["stages_s"]
 
 
 @pytest.mark.parametrize("engine", ["simpy", "compiled"])
 @pytest.mark.parametrize("has_host", [False, True])
 def test_a_decision_is_longer_by_exactly_what_is_charged(engine: Simulator, has_host: bool, tmp_path: Path) -> None:
-    """In both engines, beside what the host costs; it passes before a block is sent."""
+    """In both engines, beside what the host costs; it passes before a micro-batch is sent."""
     path = hosted(tmp_path) if has_host else write_scenario(tmp_path)
     world = load_world(path)
     before, stages = decisions_ns(world, "jsq", engine)

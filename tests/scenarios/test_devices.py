@@ -21,22 +21,22 @@ from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.job_stages import Run
 from slimsched.cli import main
 from tests import worlds
-from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeBoard, FakeNvml
+from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeNvml, FakeNvmlDevice
 from tests.scenarios.files import write_scenario
 
 
 @pytest.fixture
-def two_boards(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+def two_nvml_devices(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """An old GPU, and a new one whose counter is for administrators."""
     denied = {"nvmlDeviceGetTotalEnergyConsumption": pynvml.NVML_ERROR_NO_PERMISSION}
-    fake = FakeNvml(FakeBoard(MAXWELL, "GTX 980 Ti"), FakeBoard(HOPPER, "H200", refused=denied))
+    fake = FakeNvml(FakeNvmlDevice(MAXWELL, "GTX 980 Ti"), FakeNvmlDevice(HOPPER, "H200", refused=denied))
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, fake))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 
 
-def test_devices_says_what_works_and_why_not(two_boards: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
-    """A block for each device, a line for each field and fact."""
+def test_devices_says_what_works_and_why_not(two_nvml_devices: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
+    """A micro-batch for each device, a line for each field and fact."""
     assert main(["list", "devices"]) == 0
     first, second, third = ("\ncuda:0", "\ncuda:1", "\ncpu:")
     old, rest = f"\n{capsys.readouterr().out}".removeprefix(first).split(second)
@@ -53,10 +53,10 @@ def test_devices_says_what_works_and_why_not(two_boards: FakeNvml, capsys: pytes
 
 
 def test_a_lost_gpu_is_a_line(
-    two_boards: FakeNvml, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    two_nvml_devices: FakeNvml, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of `list devices`, and what torch can't open is none of this machine's devices, and refused where it is named."""
-    two_boards.boards[1].lost = True
+    two_nvml_devices.nvml_devices[1].lost = True
     assert main(["list", "devices"]) == 0
     found = capsys.readouterr().out
     assert "cuda:0  GTX 980 Ti, 8.6 GB\n" in found
@@ -75,16 +75,16 @@ def test_a_lost_gpu_is_a_line(
     assert device_spec(DeviceSection(kind="cuda", index=1)).vram_bytes == DeviceSpec().vram_bytes
     with pytest.raises(InputError, match=r"s\.yaml: d\.index: cuda:1 can't be opened \(CUDA error: unknown error"):
         require_device(DeviceSection(kind="cuda", index=1), "s.yaml", "d")
-    two_boards.boards[0].lost = True
+    two_nvml_devices.nvml_devices[0].lost = True
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert why_unseen() == "NVIDIA's library says: GPU is lost"
 
 
 def test_a_lost_gpu_is_told_before_work(
-    two_boards: FakeNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two_nvml_devices: FakeNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once by a run, which notes it, and by a calibration."""
-    two_boards.boards[0].lost = True
+    two_nvml_devices.nvml_devices[0].lost = True
     said: list[str] = []
     job = Run(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=said.append)
     assert [device["problem"] for device in job.environment["devices"][:2]] == ["GPU is lost", ""]

@@ -124,7 +124,7 @@ def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.C
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("options", [{}, {"holds_s": [0.005]}])
+@pytest.mark.parametrize("options", [{}, {"batching_delays_s": [0.005]}])
 def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path, options: dict[str, Any]) -> None:
     """One on each engine, and the vector environment, from a scenario's file; with waits, too."""
     path = str(write_scenario(tmp_path, OLD, f"router: {{max_batching_delay_s: 0.01}}\n{OLD}"))
@@ -173,7 +173,7 @@ def test_environments_refuse_what_they_do_not_know(given: dict[str, Any], proble
 def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
     """The same numbers on both engines, by one environment and by many, and those of the same run by itself."""
     path = str(write_scenario(tmp_path))
-    changes = {"workload.rate_img_s": 300, "router.outstanding_blocks": 64}
+    changes = {"workload.rate_img_s": 300, "router.outstanding_micro_batches": 64}
     first: dict[str, float] = {}
     for engine in ("simpy", "compiled"):
         env = gymnasium.make(f"slimsched:{ID}", scenario=path, duration_s=0.3, engine=engine, changes=changes)
@@ -195,7 +195,7 @@ def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
     run = world.run_spec(seed, duration_s=0.3, detail=False, end="cut", trace_slice=TraceSlice())
     simulation = world.simulation(run, "simpy")
     while simulation.advance() is not None:
-        simulation.decide(Choice(1, world.cluster.router.widths[0], world.cluster.router.groups[2]))
+        simulation.decide(Choice(1, world.cluster.router.widths[0], world.cluster.router.micro_batch_sizes[2]))
     requests = simulation.columns().requests
     done = requests.status == 0
     latencies_s = (requests.finished_ns - requests.arrived_ns)[done] / 1e9

@@ -296,9 +296,9 @@ def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any
     return pair(router, 1, 1, background_load={"programs": programs, "stolen": stolen}, **place)
 
 
-def taken(router: float, agent: float, cores: float, **place: Any) -> ValidationRun:
+def taken(router: float, worker: float, cores: float, **place: Any) -> ValidationRun:
     """A pair during whose hardware run its own processes took so much."""
-    found = record(request(0, 3, 1.0), ended_s=20, cpu=CpuUse(router, agent, cores))
+    found = record(request(0, 3, 1.0), ended_s=20, cpu=CpuUse(router, worker, cores))
     return validation_run(result("a", 1), summary(found, router="a", **WINDOW, **HARDWARE), **place)
 
 

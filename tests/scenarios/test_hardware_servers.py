@@ -12,7 +12,7 @@ from hw.router.server_port import HardwareServer
 from scenarios.executors.executor_runs import hardware_servers, on_own_cores, warm_batches
 from scenarios.world.scenario_building import load_world
 from tests import worlds
-from tests.hw.worlds import knobs
+from tests.hw.worlds import params
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 
@@ -44,7 +44,7 @@ def test_gpus_have_cores_to_themselves_where_there_are_enough(
     devices: tuple[str | tuple[int, ...], ...], machine: int, cores: list[tuple[int, ...]]
 ) -> None:
     specs = [DeviceSpec(kind="cuda") if each == "cuda" else DeviceSpec(cores=tuple(map(int, each))) for each in devices]
-    servers = [HardwareServer(f"s{place}", spec, knobs(), 0.0, 0.0) for place, spec in enumerate(specs)]
+    servers = [HardwareServer(f"s{place}", spec, params(), 0.0, 0.0) for place, spec in enumerate(specs)]
     assert [server.device.cores for server in on_own_cores(servers, range(machine))] == cores
 
 

@@ -17,7 +17,7 @@ from policies.run_records import LoggedStep, RunRecord
 from policies.vocabulary import RequestsReturned
 from scenarios.metrics.run_result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.run_store import EPOCHS_FILE, LOG_FILE, read_epochs, read_log, write_cores, write_run
+from scenarios.runs.run_store import INCARNATIONS_FILE, LOG_FILE, read_incarnations, read_log, write_cores, write_run
 from sim.simulated_cluster import Simulation
 from slimsched.cli import main
 from tests import worlds
@@ -43,7 +43,7 @@ def made() -> tuple[Result, RunRecord]:
     )
     record = Simulation(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(0))
     logs = apart(record.log)
-    record = dataclasses.replace(record, log=logs.router, agent_logs=logs.epochs)
+    record = dataclasses.replace(record, log=logs.router, worker_logs=logs.incarnations)
     return summary(record, mode="hardware"), record
 
 
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, made: tuple[Result, RunRecord]) -> RunFolder:
     """With that run, as `validate` leaves it."""
     folder = RunFolder(tmp_path / "run")
     folder.finish("validate", "1", write_run(folder, *made))
-    write_cores(folder, SPEC.router, [server.knobs for server in SPEC.servers])
+    write_cores(folder, SPEC.router, [server.params for server in SPEC.servers])
     return folder
 
 
@@ -62,21 +62,25 @@ def _replay(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int,
     return code, said.out + said.err
 
 
-def _epoch_file(number: int) -> str:
+def _incarnation_file(number: int) -> str:
     return f"events-{NAMES[number]}-epoch1.jsonl.gz"
 
 
 def test_every_log_comes_back(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
-    """With what the router noted of each epoch."""
+    """With what the router noted of each incarnation."""
     _, record = made
     assert tuple(read_log(folder / PLACE / LOG_FILE)) == record.log
-    epochs = read_epochs(folder, PLACE)
-    assert epochs is not None
-    assert [epoch.ended for epoch in epochs] == [PLANNED, "", ""]
-    for epoch, log in zip(epochs, record.agent_logs, strict=True):
-        assert (epoch.server, epoch.name, epoch.epoch) == (log.server, NAMES[log.server], log.epoch)
-        assert (epoch.steps, epoch.heard, epoch.ended) == (len(log.steps), log.heard, log.ended)
-        assert tuple(read_log(folder / PLACE / epoch.file)) == log.steps
+    incarnations = read_incarnations(folder, PLACE)
+    assert incarnations is not None
+    assert [incarnation.ended for incarnation in incarnations] == [PLANNED, "", ""]
+    for incarnation, log in zip(incarnations, record.worker_logs, strict=True):
+        assert (incarnation.server, incarnation.name, incarnation.incarnation) == (
+            log.server,
+            NAMES[log.server],
+            log.incarnation,
+        )
+        assert (incarnation.steps, incarnation.heard, incarnation.ended) == (len(log.steps), log.heard, log.ended)
+        assert tuple(read_log(folder / PLACE / incarnation.file)) == log.steps
 
 
 def test_replay_tells_of_every_log(
@@ -84,20 +88,20 @@ def test_replay_tells_of_every_log(
 ) -> None:
     code, said = _replay(folder, capsys)
     assert code == 0
-    first, router, *epochs = said.splitlines()
+    first, router, *incarnations = said.splitlines()
     assert first.startswith(f"{PLACE}: identical commands in ")
     assert " lost" in first
     assert router == f"  {LOG_FILE}: router, {len(made[1].log):,} steps"
-    assert f"{_epoch_file(0)}: server:0, epoch 1" in epochs[0]
-    assert "steps, planned (" in epochs[0]
-    assert [line.endswith("to the run's end") for line in epochs] == [False, True, True]
+    assert f"{_incarnation_file(0)}: server:0, incarnation 1" in incarnations[0]
+    assert "steps, planned (" in incarnations[0]
+    assert [line.endswith("to the run's end") for line in incarnations] == [False, True, True]
     assert main(["replay", str(folder.path), "--json", str(tmp_path / "said.json")]) == 0
     document = json.loads((tmp_path / "said.json").read_text())
     assert document["schema"] == "slimsched.replay/2"
     run = document["runs"][PLACE]
-    assert [log["file"] for log in run["logs"]] == [LOG_FILE, *map(_epoch_file, range(3))]
+    assert [log["file"] for log in run["logs"]] == [LOG_FILE, *map(_incarnation_file, range(3))]
     assert run["problems"] == []
-    assert sum(run["blocks"].values()) == len({block.decision for block in made[1].blocks})
+    assert sum(run["micro_batches"].values()) == len({micro_batch.decision for micro_batch in made[1].micro_batches})
 
 
 def _rewritten(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
@@ -109,7 +113,7 @@ def test_a_log_of_a_life_that_is_not_whole_is_told(
     folder: RunFolder, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step is missing at the end or in the middle, its compression is torn, or the file is gone."""
-    path = folder / PLACE / _epoch_file(number)
+    path = folder / PLACE / _incarnation_file(number)
     whole = path.read_bytes()
     lines = len(gzip.decompress(whole).splitlines())
     silent = next(n for n, step in enumerate(read_log(path)) if n > 5 and not step.commands)
@@ -132,7 +136,7 @@ def test_a_log_of_a_life_that_is_not_whole_is_told(
 
 
 def test_a_step_that_was_changed_is_told(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / PLACE / _epoch_file(1)
+    path = folder / PLACE / _incarnation_file(1)
     _rewritten(path, lambda steps: [line.replace(b'"segment":2', b'"segment":3') for line in steps])
     code, said = _replay(folder, capsys)
     assert code == 1
@@ -146,15 +150,15 @@ def _without_a_return(record: RunRecord) -> RunRecord:
 
 
 def _with_more_heard(record: RunRecord) -> RunRecord:
-    first, *others = record.agent_logs
-    return dataclasses.replace(record, agent_logs=(dataclasses.replace(first, heard=len(first.steps) + 1), *others))
+    first, *others = record.worker_logs
+    return dataclasses.replace(record, worker_logs=(dataclasses.replace(first, heard=len(first.steps) + 1), *others))
 
 
 def _with_a_step_twice(record: RunRecord) -> RunRecord:
-    *others, last = record.agent_logs
+    *others, last = record.worker_logs
     returned = next(step for step in last.steps if "ReturnRequests" in map(_name, step.commands))
     again: tuple[LoggedStep, ...] = (*last.steps, returned)
-    return dataclasses.replace(record, agent_logs=(*others, dataclasses.replace(last, steps=again)))
+    return dataclasses.replace(record, worker_logs=(*others, dataclasses.replace(last, steps=again)))
 
 
 def _name(word: object) -> str:
@@ -164,9 +168,9 @@ def _name(word: object) -> str:
 @pytest.mark.parametrize(
     "broken, code, told",
     [
-        (_with_more_heard, 1, f"{PLACE}: server:0, epoch 1: its log ends after "),
+        (_with_more_heard, 1, f"{PLACE}: server:0, incarnation 1: its log ends after "),
         (_without_a_return, 1, f"{PLACE}/{LOG_FILE}: step "),
-        (_with_a_step_twice, 2, f"{PLACE}/{_epoch_file(2)}: holds what no version of this project writes"),
+        (_with_a_step_twice, 2, f"{PLACE}/{_incarnation_file(2)}: holds what no version of this project writes"),
     ],
 )
 def test_logs_that_do_not_fit_are_told(
@@ -190,10 +194,10 @@ def test_logs_of_an_earlier_run_in_its_place_go(folder: RunFolder, made: tuple[R
     write_run(folder, result, record, point="load0.8")
     mine = folder / PLACE / "events-mine.jsonl.gz"
     mine.write_text("a user's own")
-    write_run(folder, result, dataclasses.replace(record, agent_logs=record.agent_logs[:1]))
-    assert (folder / elsewhere / _epoch_file(2)).exists()
+    write_run(folder, result, dataclasses.replace(record, worker_logs=record.worker_logs[:1]))
+    assert (folder / elsewhere / _incarnation_file(2)).exists()
     left = sorted(path.name for path in (folder / PLACE).glob("events*"))
-    assert left == sorted([LOG_FILE, mine.name, _epoch_file(0)])
-    write_run(folder, result, dataclasses.replace(record, log=(), agent_logs=()))
+    assert left == sorted([LOG_FILE, mine.name, _incarnation_file(0)])
+    write_run(folder, result, dataclasses.replace(record, log=(), worker_logs=()))
     assert [path.name for path in (folder / PLACE).glob("events*")] == [mine.name]
-    assert not (folder / PLACE / EPOCHS_FILE).exists()
+    assert not (folder / PLACE / INCARNATIONS_FILE).exists()

@@ -13,13 +13,13 @@ from safetensors.torch import load
 
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.network_files import ModelFile, model_hash, save_model
-from hw.networks.network_training import TrainingKnobs
+from hw.networks.network_training import TrainingParams
 from hw.subprocesses import apart, here
 from kit.errors import InputError
 from scenarios.job.network_stages import evaluated, runner_for, trained
 from tests.hw.worlds import TINY_NETWORK, tiny_model
 
-SMALL = TrainingKnobs(epochs=1, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
+SMALL = TrainingParams(epochs=1, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_network_trained_apart_has_the_same_bits(few: Dataset, tmp_path: Path)
     for number, runner in enumerate((here, apart)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        wanted = partial(trained, TINY_NETWORK, few, SMALL, folder / "checkpoint", folder / "board")
+        wanted = partial(trained, TINY_NETWORK, few, SMALL, folder / "checkpoint", folder / "nvml_device")
         steps.append(told := list[tuple[int, int]]())
         hashes.append(model_hash(load(runner(wanted, partial(_note, told)))))
     assert hashes[0] == hashes[1]

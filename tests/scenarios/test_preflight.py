@@ -18,7 +18,7 @@ from hw.networks.accuracy_table import Evaluation, load_accuracy
 from hw.telemetry import usable_cores
 from kit import checkpoint
 from kit.errors import InputError
-from policies.interfaces import GROUPS
+from policies.interfaces import MICRO_BATCH_SIZES
 from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.executors import preflight
@@ -29,7 +29,7 @@ from scenarios.job import comparing_stage, main_job, network_stages, profile_sta
 from scenarios.metrics import fidelity
 from slimsched.cli import main
 from tests import worlds
-from tests.hw.fake_nvml import FakeBoard, FakeNvml
+from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice
 from tests.scenarios.files import write_scenario
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
@@ -131,13 +131,13 @@ def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old one by what torch was built for; one for a single process by the servers that are to share it."""
-    board = FakeBoard(compute_mode=3)
-    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(board))
+    nvml_device = FakeNvmlDevice(compute_mode=3)
+    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(nvml_device))
     pretend_gpu(monkeypatch, (5, 2), "sm_50", "sm_90")
     device = DeviceSection(kind="cuda")
     preflight.require_device(device, "mine.yaml", "servers.0.device")
     with pytest.raises(InputError, match=r"GTX 980 Ti.*'exclusive process', and 2 processes"):
-        preflight.require_device(device, "mine.yaml", "servers.0.device", agents=2)
+        preflight.require_device(device, "mine.yaml", "servers.0.device", workers=2)
     monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_90"])
     with pytest.raises(InputError, match=r"mine.yaml: servers.0.device.index: cuda:0 \(GeForce GTX 980 Ti\): .*sm_52"):
         preflight.require_device(device, "mine.yaml", "servers.0.device")
@@ -372,7 +372,7 @@ def test_a_gpu_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tuple[float, ...] = WIDTHS) -> Path:
     """An untrained router of some shape."""
-    spec = PolicySpec(segments, widths, GROUPS, (100.0,) * servers)
+    spec = PolicySpec(segments, widths, MICRO_BATCH_SIZES, (100.0,) * servers)
     sizes = {"trunk.0": (spec.observation.size, 4), "heads": (4, sum(spec.head_sizes))}
     weights: dict[str, Any] = {f"{name}.weight": np.zeros((b, a), np.float32) for name, (a, b) in sizes.items()}
     weights |= {f"{name}.bias": np.zeros(fan_out, np.float32) for name, (_, fan_out) in sizes.items()}
@@ -392,8 +392,8 @@ def test_a_full_gpu_is_refused_before_anything_starts(
     free_bytes: int, pids: list[int], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says who holds it, where NVML does; on a GPU with room nothing is said."""
-    board = FakeBoard(vram_used_bytes=(8 << 30) - free_bytes, processes=pids)
-    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(board))
+    nvml_device = FakeNvmlDevice(vram_used_bytes=(8 << 30) - free_bytes, processes=pids)
+    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(nvml_device))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     pretend_gpu(monkeypatch, (9, 0), "sm_90")
     with pytest.raises(InputError, match=said) if said else nullcontext():
@@ -402,7 +402,7 @@ def test_a_full_gpu_is_refused_before_anything_starts(
 
 def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's library sees it: so it is not said that there is none."""
-    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(FakeBoard()))
+    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(FakeNvmlDevice()))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     device = DeviceSection(kind="cuda")

@@ -95,13 +95,13 @@ def test_a_shipped_profile_names_the_host_that_it_is_served_by(name: str) -> Non
     profile = read_profile(Path(name))
     host = MeasuredHost.from_yaml(bundled_files.SHIPPED_HOST.read_text(encoding="utf-8"), "host")
     assert (profile.router_host, profile.handover) == (host.router_host, host.handover)
-    assert 0 < host.router_host.decision.image_s < host.router_host.decision.block_s < 1e-3
-    assert 0 < host.router_host.returned.image_s < host.router_host.returned.block_s < 1e-3
+    assert 0 < host.router_host.decision.image_s < host.router_host.decision.micro_batch_s < 1e-3
+    assert 0 < host.router_host.returned.image_s < host.router_host.returned.micro_batch_s < 1e-3
     stamp = profile.device.stamps["router_host_and_handover"]
     assert stamp == f"measured on {host.measured}"
     assert "`python -m benchmarks.speed.router_host" in stamp
     assert "but router_host and handover" in profile.omitted[0]
-    assert (profile.busy_serving, profile.chores) == (None, None)
+    assert (profile.busy_serving, profile.cpu_work) == (None, None)
 
 
 def test_a_world_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
@@ -119,7 +119,7 @@ def test_a_world_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
         found.append(json.loads(capsys.readouterr().out))
         assert (found[-1].pop("engine"), found[-1].pop("wall_s") > 0) == (engine, True)
     assert found[0] == found[1]
-    least_s = 4 * host.decision.block_s * host.sent_share * host.spread[0]
+    least_s = 4 * host.decision.micro_batch_s * host.sent_share * host.spread[0]
     assert found[0]["stages_s"]["decision"] > least_s
     assert found[0]["stages_s"]["handover"] > 4 * (2.2e-4 + 8e-5)
 

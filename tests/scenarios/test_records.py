@@ -45,7 +45,9 @@ def test_records_come_back(tmp_path: Path, run: tuple[object, RunRecord]) -> Non
     requests = stored.columns("requests")
     assert requests["widths"] == [list(request.widths) for request in record.requests]
     assert requests["finished_ns"] == [request.finished_ns for request in record.requests]
-    assert stored.columns("blocks")["reward_latency"] == [block.reward.latency for block in record.blocks]
+    assert stored.columns("micro_batches")["reward_latency"] == [
+        micro_batch.reward.latency for micro_batch in record.micro_batches
+    ]
     assert len(stored.columns("batches")["batch"]) == len(record.batches)
     assert stored.columns("nothing") == {}
 
@@ -58,10 +60,10 @@ def test_a_log_comes_back_and_replays(tmp_path: Path, run: tuple[object, RunReco
     steps = tuple(read_log(path))
     assert steps == record.log
     cluster = worlds.cluster()
-    write_cores(RunFolder(tmp_path), cluster.router, [server.knobs for server in cluster.servers])
-    router, knobs = read_cores(RunFolder(tmp_path))
-    assert (router, knobs) == (cluster.router, [server.knobs for server in cluster.servers])
-    assert replay(steps, router, knobs) is None
+    write_cores(RunFolder(tmp_path), cluster.router, [server.params for server in cluster.servers])
+    router, params = read_cores(RunFolder(tmp_path))
+    assert (router, params) == (cluster.router, [server.params for server in cluster.servers])
+    assert replay(steps, router, params) is None
 
 
 @pytest.mark.parametrize("text, line", [("{\n", 1), ('{"now_ns": 1, "core": "router"}\n', 1)])
@@ -78,7 +80,7 @@ def test_the_timeline_has_a_track_for_each_instance(run: tuple[object, RunRecord
     _, record = run
     spans = [event for event in timeline(record)["traceEvents"] if event["ph"] == "X"]
     router = len(record.servers)
-    assert sum(span["pid"] == router for span in spans) == len(record.blocks)
+    assert sum(span["pid"] == router for span in spans) == len(record.micro_batches)
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for span in spans:
         if span["pid"] != router:

@@ -37,7 +37,7 @@ def record(*requests: RequestRecord, ended_s: float = 10.0, energy_j: float = 10
         **{
             "ended_ns": round(ended_s * NS_PER_S),
             "requests": requests,
-            "blocks": (),
+            "micro_batches": (),
             "batches": (),
             "telemetry": (),
             "servers": (ServerTotals("s", 0, 4.0, 30, 10, 3, 2, 5_000_000),),

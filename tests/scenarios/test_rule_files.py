@@ -19,7 +19,7 @@ from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_engines import save_router, world_of
 
-RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), group=8, made_by={"seed": 1})
+RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), micro_batch_size=8, made_by={"seed": 1})
 
 
 def with_rule(folder: Path) -> Path:
@@ -41,7 +41,7 @@ def test_a_scenario_names_rules_beside_it(tmp_path: Path) -> None:
     assert isinstance(router, ComposedRouter)
     assert isinstance(router.width, Ladder)
     assert router.width.rungs == (RULE.rungs,)
-    assert router.group.groups == (1, 2, 4, 8)  # type: ignore[attr-defined]
+    assert router.micro_batch_size.micro_batch_sizes == (1, 2, 4, 8)  # type: ignore[attr-defined]
 
 
 def test_rules_are_compared_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
 
 
 def test_a_users_network_goes_through_the_whole_job(job: Finished) -> None:
-    """Named `module:Class` in the scenario: trained, evaluated, calibrated, simulated, and served by real agents."""
+    """Named `module:Class` in the scenario: trained, evaluated, calibrated, simulated, and served by real workers."""
     table = load_accuracy(job.folder / "accuracy.json")
     assert len(table.tuples) == 4
     assert min(table.top1().values()) > 0.5

@@ -12,7 +12,7 @@ import pytest
 
 from hw.networks.network_files import ModelFile
 from kit.errors import InputError, WorkError
-from policies.run_records import BackgroundLoad, ChoreCost, RunRecord
+from policies.run_records import BackgroundLoad, CpuWorkCost, RunRecord
 from scenarios.executors import serving_measurement
 from scenarios.executors.executor_runs import RealRun
 from scenarios.executors.serving_measurement import FULL, measure_serving, use_of, with_overheads
@@ -136,14 +136,14 @@ def test_what_serving_costs_is_not_measured_beside_others(
     assert profile.device.stamps["interference_serving"] == words
 
 
-def test_a_device_without_cores_is_not_busy_with_what_its_agents_do(
+def test_a_device_without_cores_is_not_busy_with_what_its_workers_do(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of a GPU's lane waits for the device, and takes all of a core meanwhile."""
     host = Host(world)
     measure(host, monkeypatch)
     _, record = host.runs[-1]
-    at_work = replace(record, chores=(ChoreCost(0, "begun", 0, 1, 1, record.ended_ns),))
+    at_work = replace(record, cpu_work=(CpuWorkCost(0, "begun", 0, 1, 1, record.ended_ns),))
     cpu = world.profiles[0]
     gpu = cpu.model_copy(update={"device": cpu.device.model_copy(update={"kind": "cuda"})})
     assert use_of(at_work, [gpu] * len(record.servers)) == use_of(record, [gpu] * len(record.servers)) < 1

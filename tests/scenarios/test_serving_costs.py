@@ -11,7 +11,7 @@ import pytest
 
 from calibrate.datasheet import STAMP
 from policies.interfaces import RewardTerms
-from policies.run_records import BatchRecord, BlockRecord, ChoreCost, Handover, RouterCost, RunRecord
+from policies.run_records import BatchRecord, CpuWorkCost, Handover, MicroBatchRecord, RouterCost, RunRecord
 from policies.vocabulary import ROUTER, HeadKey
 from scenarios.executors.serving_costs import SLICE_S, DeviceCosts, ServingCosts, costs_of
 from scenarios.executors.serving_measurement import with_costs
@@ -24,7 +24,7 @@ MS = 1000 * US
 BEGIN_NS = 2 * 10**9
 PAUSES_NS = (0, MS, 5 * MS, 50 * MS)  # one of each kind
 EXTRA_NS = (40 * US, 70 * US, 90 * US, 160 * US)  # a pass takes so much more after each
-TAKEN_NS = (60 * US, 90 * US, 120 * US, 240 * US)  # to take a block in
+TAKEN_NS = (60 * US, 90 * US, 120 * US, 240 * US)  # to take a micro-batch in
 REFERENCE_S = 3e-5
 
 
@@ -39,9 +39,9 @@ def record(**changes: Any) -> RunRecord:
 
 def served(tables: DeviceTables, each: int = 40, slower: float = 1.0, start_ns: int = 30 * US) -> RunRecord:
     """Batches one after the other, so many after each kind of pause: 30 us from command to pass, 20 us from its end to
-    the notice; ways of 10 us there beyond what it takes to take a block in, and 15 us back."""
+    the notice; ways of 10 us there beyond what it takes to take a micro-batch in, and 15 us back."""
     latency_ns = tables.keys[1, 1.0, 0.0].latency_ns[2]
-    batches, ways, chores, now_ns = [], [], [], BEGIN_NS
+    batches, ways, cpu_work, now_ns = [], [], [], BEGIN_NS
 
     def slow(time_ns: int) -> int:
         return round(slower * time_ns)
@@ -60,14 +60,14 @@ def served(tables: DeviceTables, each: int = 40, slower: float = 1.0, start_ns: 
         if pause and there_ns < slow(start_ns):
             ways.append(Handover(0, True, handed_ns, there_ns))
         ways.append(Handover(0, False, told_ns, slow(15 * US)))
-        chores += [
-            ChoreCost(0, "taken", handed_ns, 1, 2, slow(TAKEN_NS[pause])),
-            ChoreCost(0, "moved", handed_ns, 1, 2, slow(25 * US)),
-            ChoreCost(0, "begun", told_ns + 1, 1, 2, slow(12 * US)),
-            ChoreCost(0, "ended", told_ns, 1, 2, slow(18 * US)),
+        cpu_work += [
+            CpuWorkCost(0, "taken", handed_ns, 1, 2, slow(TAKEN_NS[pause])),
+            CpuWorkCost(0, "moved", handed_ns, 1, 2, slow(25 * US)),
+            CpuWorkCost(0, "begun", told_ns + 1, 1, 2, slow(12 * US)),
+            CpuWorkCost(0, "ended", told_ns, 1, 2, slow(18 * US)),
         ]
         now_ns = ended_ns
-    return record(batches=tuple(batches), handovers=tuple(ways), chores=tuple(chores))
+    return record(batches=tuple(batches), handovers=tuple(ways), cpu_work=tuple(cpu_work))
 
 
 def found(run: RunRecord, tables: DeviceTables) -> DeviceCosts:
@@ -109,52 +109,53 @@ def test_what_a_pass_takes_more_depends_on_its_length_and_on_its_weights() -> No
 
 
 def test_what_else_a_process_does_on_a_cpu_is_told_by_kind_and_pause() -> None:
-    chores = found(served(device()), device()).chores
-    assert chores is not None
+    cpu_work = found(served(device()), device()).cpu_work
+    assert cpu_work is not None
 
     def of_two(cost: Any) -> float:
-        return float(cost.block_s + 2 * cost.image_s)
+        return float(cost.micro_batch_s + 2 * cost.image_s)
 
-    assert of_two(chores.taken) == pytest.approx(60e-6, rel=1e-3)
-    assert chores.taken_after_pause == pytest.approx((1.5, 2.0, 4.0), rel=1e-3)
-    kinds = (chores.moved, chores.begun, chores.ended)
+    assert of_two(cpu_work.taken) == pytest.approx(60e-6, rel=1e-3)
+    assert cpu_work.taken_after_pause == pytest.approx((1.5, 2.0, 4.0), rel=1e-3)
+    kinds = (cpu_work.moved, cpu_work.begun, cpu_work.ended)
     assert [of_two(cost) for cost in kinds] == pytest.approx([25e-6, 12e-6, 18e-6], rel=1e-3)
 
 
 @pytest.mark.parametrize("number", [200, 2])
 def test_how_long_a_core_is_waited_for_is_told_by_waits_that_passes_cut_short(number: int) -> None:
-    """Blocks wait 2 ms on average beside a pass, but not beyond its end: 3 ms later. Of two waits nothing is told. That
+    """Micro-batches wait 2 ms on average beside a pass, but not beyond its end: 3 ms later. Of two waits nothing is
+    told. That
     batches are begun sooner tells nothing: who commands them has the core."""
     tables, rng = device(), np.random.default_rng(4)
     run = served(tables)
     batches, ways = [b for b in run.batches if b.commanded_ns < b.started_ns], []
     at_ns = max(batch.ended_ns for batch in run.batches) + 50 * MS
     for _ in range(number):
-        passed_ns, told_ns, block_ns = at_ns + 4 * MS, at_ns + MS, at_ns + 200 * MS
+        passed_ns, told_ns, micro_batch_ns = at_ns + 4 * MS, at_ns + MS, at_ns + 200 * MS
         begun_ns = told_ns + min(round(rng.exponential(0.5 * MS)), 3 * MS)
         for times_ns in (
             (at_ns - 1, at_ns, passed_ns, passed_ns),
             (told_ns, begun_ns, begun_ns + 4 * MS, begun_ns + 4 * MS),
-            (block_ns - 1, block_ns, block_ns + 4 * MS, block_ns + 4 * MS),
+            (micro_batch_ns - 1, micro_batch_ns, micro_batch_ns + 4 * MS, micro_batch_ns + 4 * MS),
         ):
             batches.append(BatchRecord(0, len(batches), 0, 1, 1.0, 0.0, 2, *times_ns))
-        ways.append(Handover(0, True, block_ns + MS, min(round(rng.exponential(2 * MS)), 3 * MS + 1)))
+        ways.append(Handover(0, True, micro_batch_ns + MS, min(round(rng.exponential(2 * MS)), 3 * MS + 1)))
         at_ns += 400 * MS
-    chores = found(replace(run, batches=tuple(batches), handovers=(*run.handovers, *ways)), tables).chores
-    assert chores is not None
+    cpu_work = found(replace(run, batches=tuple(batches), handovers=(*run.handovers, *ways)), tables).cpu_work
+    assert cpu_work is not None
     if number == 2:
-        assert chores.slice_s == SLICE_S
+        assert cpu_work.slice_s == SLICE_S
         return
-    assert chores.slice_s == pytest.approx(2e-3, rel=0.2)
+    assert cpu_work.slice_s == pytest.approx(2e-3, rel=0.2)
 
 
-def test_a_gpu_computes_beside_its_agent() -> None:
-    """Its agent's work holds up no pass: it is in the ways, as long as they were seen to be."""
+def test_a_gpu_computes_beside_its_worker() -> None:
+    """Its worker's work holds up no pass: it is in the ways, as long as they were seen to be."""
     tables = device("cuda")
-    assert found(served(tables), tables).chores is None
+    assert found(served(tables), tables).cpu_work is None
 
 
-def test_a_way_is_told_without_what_the_agent_does_to_take_a_block_in() -> None:
+def test_a_way_is_told_without_what_the_worker_does_to_take_a_block_in() -> None:
     """And in whole on a GPU."""
     for kind, there_s in (("cpu", 10e-6), ("cuda", 250e-6)):
         tables = device(kind)
@@ -181,8 +182,8 @@ def test_all_is_brought_to_full_speed() -> None:
     costs = found(replace(served(tables, slower=1.44), references=readings), tables)
     assert costs.extra is not None
     assert costs.extra.always_s == pytest.approx(40e-6, rel=1e-2)
-    assert costs.chores is not None
-    assert costs.chores.taken.block_s + 2 * costs.chores.taken.image_s == pytest.approx(60e-6, rel=1e-2)
+    assert costs.cpu_work is not None
+    assert costs.cpu_work.taken.micro_batch_s + 2 * costs.cpu_work.taken.image_s == pytest.approx(60e-6, rel=1e-2)
     assert costs.dispatch_s == pytest.approx(50e-6, rel=1e-2)
 
 
@@ -239,11 +240,13 @@ def test_a_links_latency_is_what_a_way_takes_beyond_its_bytes_and_the_handover()
     tables = device("cuda", link={"latency_s": 1e-6, "bandwidth_bytes_s": 1e6})
     terms = RewardTerms(0.0, 0.0, 0.0, 0.0, 0.0)
     sent_ns, bytes_ns = BEGIN_NS, 2 * 3072 * 1000
-    block = BlockRecord(
+    micro_batch = MicroBatchRecord(
         1, HeadKey(1, 0.0, ROUTER), 0, 1.0, 2, sent_ns, sent_ns, sent_ns + bytes_ns + 190 * US, 0, 0.0, terms
     )
     ways = tuple(Handover(0, True, 10**10 + i * MS, 100 * US) for i in range(9))
-    costs = found(replace(served(tables), blocks=(block,), handovers=(*ways, Handover(0, False, 1, 1))), tables)
+    costs = found(
+        replace(served(tables), micro_batches=(micro_batch,), handovers=(*ways, Handover(0, False, 1, 1))), tables
+    )
     assert costs.transfer_s == pytest.approx(90e-6)
     profile = with_costs(tables.profile, None, costs)
     assert profile.link is not None
@@ -253,12 +256,12 @@ def test_a_links_latency_is_what_a_way_takes_beyond_its_bytes_and_the_handover()
 def test_what_another_server_has_is_there_when_it_was_asked_and_has_answered() -> None:
     """Sent to arrived, bytes and all, less the handover that comes after; simulated transfers take that at least."""
     tables, terms = device("cuda"), RewardTerms(0.0, 0.0, 0.0, 0.0, 0.0)
-    blocks = [
-        BlockRecord(n, HeadKey(2, 1.0, 1), 0, 1.0, 2, BEGIN_NS, BEGIN_NS, BEGIN_NS + took_ns, 0, 0.0, terms)
+    micro_batches = [
+        MicroBatchRecord(n, HeadKey(2, 1.0, 1), 0, 1.0, 2, BEGIN_NS, BEGIN_NS, BEGIN_NS + took_ns, 0, 0.0, terms)
         for n, took_ns in enumerate((800 * US, 1000 * US))
     ]
     ways = tuple(Handover(0, True, 10**10 + i * MS, 100 * US) for i in range(9))
-    run = replace(served(tables), blocks=tuple(blocks), handovers=(*ways, Handover(0, False, 1, 1)))
+    run = replace(served(tables), micro_batches=tuple(micro_batches), handovers=(*ways, Handover(0, False, 1, 1)))
     costs = found(run, tables)
     assert costs.fetch_s == pytest.approx(800e-6)
     assert costs.transfer_s is None  # nothing came from the router
@@ -296,7 +299,7 @@ def test_the_profile_keeps_what_was_calibrated_and_can_be_read_again() -> None:
     profile = with_costs(tables.profile, found_here.router_host, found_here.devices[0])
     assert profile.latency == tables.profile.latency
     assert profile.served_extra_s == pytest.approx(40e-6, rel=1e-3)
-    assert profile.chores is not None
+    assert profile.cpu_work is not None
     assert Profile.from_yaml(profile.to_yaml(), "served.yaml") == profile
 
 
@@ -311,7 +314,7 @@ def test_what_was_measured_here_no_longer_names_another_host() -> None:
 
 
 def test_a_rare_block_of_several_images_tells_no_images_part() -> None:
-    """Seen on emulated servers: two slow blocks of a hundred made an image cost 96 us, and a block nothing."""
+    """Seen on emulated servers: two slow blocks of a hundred made an image cost 96 us, and a micro-batch nothing."""
     rows = [(1, 1, 100 * US)] * 98 + [(1, 2, 240 * US)] * 2
     done = {"decision": 20 * US, "returned": 75 * US}
     samples = [
@@ -322,12 +325,12 @@ def test_a_rare_block_of_several_images_tells_no_images_part() -> None:
     cpu_us = 98 * 100 + 2 * 240 + 1000
     assert (host.sent_share, host.received_share) == pytest.approx((101 * 20 / cpu_us, 101 * 75 / cpu_us))
     assert host.returned.image_s == 0.0
-    assert host.returned.block_s == pytest.approx(102.8e-6)
+    assert host.returned.micro_batch_s == pytest.approx(102.8e-6)
 
 
 def test_the_routers_costs_are_found_again_from_samples_of_several_blocks() -> None:
-    """A part a block and a part an image, of decisions and of returns; how single costs lie around them; and more of
-    all after a pause."""
+    """A part a micro-batch and a part an image, of decisions and of returns; how single costs lie around them; and more
+    of all after a pause."""
     truth: dict[Literal["decision", "returned"], tuple[float, float]] = {
         "decision": (30e-6, 2e-6),
         "returned": (20e-6, 0.0),
@@ -335,18 +338,23 @@ def test_the_routers_costs_are_found_again_from_samples_of_several_blocks() -> N
     rng = np.random.default_rng(0)
     samples = [
         RouterCost(
-            kind, blocks, images, round(1e9 * more * float(part[0] * blocks + part[1] * images) * noise), 0, pause_ns
+            kind,
+            micro_batches,
+            images,
+            round(1e9 * more * float(part[0] * micro_batches + part[1] * images) * noise),
+            0,
+            pause_ns,
         )
         for kind, part in truth.items()
-        for blocks, images in ((1, 1), (1, 8), (3, 12), (2, 40))
+        for micro_batches, images in ((1, 1), (1, 8), (3, 12), (2, 40))
         for pause_ns, more in ((0, 1.0), (MS, 1.5), (5 * MS, 3.0), (50 * MS, 4.0))
         for noise in rng.choice((0.8, 1.2), 500)
     ]
     host = costs_of([record(router_costs=tuple(samples))], [], []).router_host
     assert host is not None
-    for kind, (block_s, image_s) in truth.items():
+    for kind, (micro_batch_s, image_s) in truth.items():
         cost = getattr(host, kind)
-        assert cost.block_s == pytest.approx(block_s, rel=0.05)
+        assert cost.micro_batch_s == pytest.approx(micro_batch_s, rel=0.05)
         assert cost.image_s == pytest.approx(image_s, rel=0.05, abs=0.05e-6)
     assert host.after_pause == pytest.approx((1.5, 3.0, 4.0), rel=0.05)
     assert host.spread[0] == pytest.approx(0.8, rel=0.05)

@@ -18,7 +18,7 @@ from policies.router_names import make_router
 from policies.router_plans import plan_of
 from scenarios.executors.device_calibration import open_loop_world, profile_device
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.learn.tune import knobs_of, require_possible
+from scenarios.learn.tune import params_of, require_possible
 from scenarios.runs.fluid_bound import FluidModel, overload_of
 from scenarios.runs.simulated_runs import simulate_metrics
 from scenarios.world.resolved_scenario import World
@@ -235,7 +235,7 @@ def test_a_router_that_knows_one_model_is_refused(folder: Path, name: str, line:
 def test_rules_are_not_tuned_for_several_models(folder: Path) -> None:
     given = world(folder)
     with pytest.raises(InputError, match="a rule is tuned for one model, here are 2"):
-        require_possible(given, "ladder", knobs_of(given))
+        require_possible(given, "ladder", params_of(given))
 
 
 def test_a_table_needs_every_tuple_of_each_model(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from benchmarks.study.paper import is_replica
 from hw.networks.accuracy_table import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.network_files import ModelFile, Network
-from hw.networks.network_training import TrainingKnobs, evaluate
+from hw.networks.network_training import TrainingParams, evaluate
 from kit.errors import InputError
 from policies.router_kinds import BASELINES, COMPASS
 from scenarios.files.bundled_files import FOLDERS, scenario_file
@@ -25,7 +25,7 @@ from scenarios.files.router_files import made_by
 from scenarios.files.scenario_keys import RatesWorkload
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.comparing_stage import load_case, read_suite
-from scenarios.job.network_stages import training_knobs
+from scenarios.job.network_stages import training_params
 from scenarios.runs.fluid_bound import overload_of
 from scenarios.world.scenario_building import load_world
 
@@ -71,13 +71,13 @@ def test_wider_networks_know_more(name: str, least: float, most: float) -> None:
 
 @each_network
 def test_a_network_is_made_by_the_settings_beside_it(name: str) -> None:
-    """The file keeps the knobs it was trained with, and the scenario beside it asks for the same.
+    """The file keeps the parameters it was trained with, and the scenario beside it asks for the same.
 
-    A knob that came since has its default there.
+    A parameter that came since has its default there.
     """
     _, metadata = ModelFile(_network(name), Network(name)).load()
-    asked = json.loads(json.dumps(asdict(training_knobs(load_scenario(MODELS / f"{name}.yaml")))))
-    assert {**asdict(TrainingKnobs()), **json.loads(metadata["training"])}.items() >= asked.items()
+    asked = json.loads(json.dumps(asdict(training_params(load_scenario(MODELS / f"{name}.yaml")))))
+    assert {**asdict(TrainingParams()), **json.loads(metadata["training"])}.items() >= asked.items()
 
 
 @each_network

@@ -90,11 +90,11 @@ def every_width(view: ClusterView) -> Choice:
 
 
 def cluster(**greedy: Any) -> ClusterSpec:
-    return worlds.cluster(greedy=greedy, router={"outstanding_blocks": 1000})
+    return worlds.cluster(greedy=greedy, router={"outstanding_micro_batches": 1000})
 
 
 def context(spec: ClusterSpec) -> SignatureContext:
-    limits, links = [s.knobs.batch_limit for s in spec.servers], [s.attachment for s in spec.servers]
+    limits, links = [s.params.batch_limit for s in spec.servers], [s.attachment for s in spec.servers]
     return context_of(spec, ProfileCosts(list(spec.devices), limits, links))
 
 

@@ -1,4 +1,4 @@
-"""What agents read of their cores' slowdown becomes the slowdown of the paired simulation."""
+"""What workers read of their cores' slowdown becomes the slowdown of the paired simulation."""
 
 from __future__ import annotations
 

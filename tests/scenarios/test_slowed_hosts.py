@@ -89,16 +89,16 @@ def a_competitor() -> Iterator[None]:
 
 @contextlib.contextmanager
 def half_the_clock() -> Iterator[None]:
-    """Agents that stand still for half of the time."""
+    """Workers that stand still for half of the time."""
     over = threading.Event()
 
     def stop_and_go() -> None:
         while not over.is_set():
-            agents = psutil.Process().children(recursive=True)
+            workers = psutil.Process().children(recursive=True)
             for what in (signal.SIGSTOP, signal.SIGCONT):
-                for agent in agents:
+                for worker in workers:
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        agent.send_signal(what)
+                        worker.send_signal(what)
                 time.sleep(STOPPED_S)
 
     thread = threading.Thread(target=stop_and_go, daemon=True)
@@ -122,15 +122,15 @@ def one_core() -> Iterator[None]:
 
 
 def spent_s(overheads: ServingOverheads) -> dict[str, float]:
-    """CPU time of a block of two images, by what it is for."""
-    host, chores = overheads.costs.router_host, overheads.costs.devices[0].chores
+    """CPU time of a micro-batch of two images, by what it is for."""
+    host, cpu_work = overheads.costs.router_host, overheads.costs.devices[0].cpu_work
     assert host is not None
-    assert chores is not None
+    assert cpu_work is not None
     costs = {
-        "decision": host.decision, "returned": host.returned, "taken": chores.taken, "begun": chores.begun,
-        "ended": chores.ended,
+        "decision": host.decision, "returned": host.returned, "taken": cpu_work.taken, "begun": cpu_work.begun,
+        "ended": cpu_work.ended,
     }  # fmt: skip
-    return {name: cost.block_s + 2 * cost.image_s for name, cost in costs.items()}
+    return {name: cost.micro_batch_s + 2 * cost.image_s for name, cost in costs.items()}
 
 
 def test_on_a_quiet_host_simulation_agrees_with_what_was_measured(quiet: Quiet) -> None:

@@ -50,8 +50,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_scenario(path).cluster.named_servers[0].profile == str(tmp_path / "fast.yaml")
 
 
-def test_a_servers_knobs_go_over_the_clusters() -> None:
-    """A server has its own knobs where it gives them (null and false among them), else the cluster's."""
+def test_a_servers_params_go_over_the_clusters() -> None:
+    """A server has its own parameters where it gives them (null and false among them), else the cluster's."""
     text = SCENARIO.replace("10gbe}", "10gbe, greedy: {idle_unload_s: null, batch_limit: 4}}")
     cluster = strict.parse(Scenario, text, "x").cluster
     fast, slow = (cluster.greedy_of(server) for server in cluster.named_servers)

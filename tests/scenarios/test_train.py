@@ -78,12 +78,12 @@ def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: p
 def test_a_policy_with_waits_is_trained(tmp_path: Path) -> None:
     """The file has them; what was learned is scored alike on both engines; the new head is logged."""
     router = "router: {max_batching_delay_s: 0.02}\ncompare: {routers: [random, ppo]"
-    changes = ("compare: {routers: [random, ppo]", router), ("checkpoint_every: 1", "holds_s: [0.002, 0.01]")
+    changes = ("compare: {routers: [random, ppo]", router), ("checkpoint_every: 1", "batching_delays_s: [0.002, 0.01]")
     path = write(tmp_path, *changes)
     assert train(path, "--quiet") == 0
-    assert PPORouter.load(tmp_path / "run" / "ppo.safetensors").spec.holds_s == (0.002, 0.01)
+    assert PPORouter.load(tmp_path / "run" / "ppo.safetensors").spec.batching_delays_s == (0.002, 0.01)
     logs = [path.read_text() for path in (tmp_path / "run").rglob("scalars.json")]
-    assert sum("entropy/hold" in log for log in logs) == 1
+    assert sum("entropy/batching_delay" in log for log in logs) == 1
 
 
 def test_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,9 @@ def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
     assert score["seed"] != score_router(world, lambda: router, "jsq", 8)["seed"]
     result, record = run_simulation(world, router, "jsq", score["seed"])
     assert score["latency_s"] == result["latency_s"]["mean"]
-    assert score["reward"] == pytest.approx(sum(b.reward.total for b in record.blocks) / len(record.blocks))
+    assert score["reward"] == pytest.approx(
+        sum(b.reward.total for b in record.micro_batches) / len(record.micro_batches)
+    )
 
 
 def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from kit.documents import Memo
 from kit.errors import InputError
 from policies.router_kinds import TUNED
 from policies.rules.compass import CompassRule
-from policies.rules.rule_params import FixedRule, HoldSpec, LadderRule
+from policies.rules.rule_params import BatchingDelaySpec, FixedRule, LadderRule
 from policies.rules.rule_parts import ControlSpec
 from scenarios.files.router_files import made_by, read_router
-from scenarios.learn.evaluator import Decisions, Evaluator, TuningKnobs, lacking, latency_cost
-from scenarios.learn.tune import CrossEntropy, FloorError, knobs_of, options_of, tune_world
+from scenarios.learn.evaluator import Decisions, Evaluator, TuningParams, lacking, latency_cost
+from scenarios.learn.tune import CrossEntropy, FloorError, options_of, params_of, tune_world
 from scenarios.learn.tuned_files import expected_decisions, save_tuned, tuned_text
 from scenarios.world.resolved_scenario import World
 from scenarios.world.router_scores import Scorer
@@ -47,7 +47,7 @@ SCENARIO = {
     "compare": {"seeds": [100, 101]},
 }
 BRIEF = ("tuning.episode_s=0.5", "tuning.matching_runs=2")
-KNOBS = TuningKnobs(floor=0.76, decisions=15_000, episodes=2, episode_s=0.5, matching_runs=2, population=4, elite=2)
+PARAMS = TuningParams(floor=0.76, decisions=15_000, episodes=2, episode_s=0.5, matching_runs=2, population=4, elite=2)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ SLOW_TO_START = {"milp": 0.72, "infaas": 0.74}  # they begin with the cheapest t
 
 @pytest.mark.parametrize("kind", TUNED)
 def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind: str) -> None:
-    floor = SLOW_TO_START.get(kind, KNOBS.floor)
-    found = tune_world(world, kind, replace(KNOBS, floor=floor))
+    floor = SLOW_TO_START.get(kind, PARAMS.floor)
+    found = tune_world(world, kind, replace(PARAMS, floor=floor))
     figures = found.figures
     assert figures.accuracy >= floor
     assert figures.mean_s > 0
@@ -78,9 +78,9 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
     assert found.spent.final_evaluation > 0
     if kind != "fixed":
         assert figures.accuracy < floor + 0.006, "no more accurate than asked for: that would cost latency"
-        assert found.spent.search >= [n for n, _ in found.history][-1] >= KNOBS.decisions
+        assert found.spent.search >= [n for n, _ in found.history][-1] >= PARAMS.decisions
         spent = [n for n, _ in found.history]
-        assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
+        assert all(n - spent[0] < PARAMS.decisions for n in spent[:-1]), "it stops at its budget"
 
 
 CLASSES = [{"name": "gold", "share": 0.5, "floor": 0.76}, {"name": "tin", "share": 0.5, "floor": 0.74}]
@@ -92,22 +92,24 @@ def test_classes_of_requests_keep_their_floors_each(tmp_path: Path, kind: str) -
     path = tmp_path / "classes.yaml"
     path.write_text(yaml.safe_dump({**SCENARIO, "classes": CLASSES}))
     world = load_world(path)
-    knobs = replace(KNOBS, decisions=4000, class_floors=knobs_of(world).class_floors)
-    assert knobs.class_floors == (0.76, 0.74)
-    found = tune_world(world, kind, knobs)
-    scores = [Scorer(world).score(found.spec, Evaluator(world, knobs, ThreadPoolExecutor(1)).full(n)) for n in range(2)]
+    params = replace(PARAMS, decisions=4000, class_floors=params_of(world).class_floors)
+    assert params.class_floors == (0.76, 0.74)
+    found = tune_world(world, kind, params)
+    scores = [
+        Scorer(world).score(found.spec, Evaluator(world, params, ThreadPoolExecutor(1)).full(n)) for n in range(2)
+    ]
     reached = [
         sum(each.class_images[n] * each.class_accuracies[n] for each in scores)
         / sum(each.class_images[n] for each in scores)
         for n in range(2)
     ]
-    assert lacking(scores, knobs) == pytest.approx(max(100 * (0.76 - reached[0]), 100 * (0.74 - reached[1])))
+    assert lacking(scores, params) == pytest.approx(max(100 * (0.76 - reached[0]), 100 * (0.74 - reached[1])))
     if isinstance(found.spec, FixedRule):
         assert found.spec.tuples is not None
         tuples = [world.accuracy.prior(found.spec.tuples[name]) for name in ("gold", "tin")]
-        assert [0.0 <= of - floor < 0.02 for of, floor in zip(tuples, knobs.class_floors, strict=True)] == [True, True]
+        assert [0.0 <= of - floor < 0.02 for of, floor in zip(tuples, params.class_floors, strict=True)] == [True, True]
     elif kind == "slackfit":
-        assert lacking(scores, knobs) <= 0.0
+        assert lacking(scores, params) <= 0.0
     else:
         assert found.spec.control == ControlSpec(p99_limit_s=0.0)  # type: ignore[attr-defined]
         assert reached[0] > reached[1]  # so short a run tells little of floors
@@ -119,11 +121,11 @@ def test_classes_of_requests_keep_their_floors_each(tmp_path: Path, kind: str) -
 @pytest.mark.parametrize("kind", ["ladder", "compass", "fixed"])
 def test_what_is_expected_is_about_what_is_spent(world: World, kind: str) -> None:
     """In all within a factor of two, each part within one of three; what is told on the way ends with what is spent."""
-    knobs, told = replace(KNOBS, floor=0.75, searches=2, decisions=100_000), list[Decisions]()
-    found = tune_world(world, kind, knobs, on_progress=told.append)
+    params, told = replace(PARAMS, floor=0.75, searches=2, decisions=100_000), list[Decisions]()
+    found = tune_world(world, kind, params, on_progress=told.append)
     assert told[-1] == found.spent
     assert [each.in_all for each in told] == sorted(each.in_all for each in told)
-    expected = expected_decisions(world, kind, knobs)
+    expected = expected_decisions(world, kind, params)
     assert 0.5 < expected.in_all / found.spent.in_all < 2
     for about, made in zip(astuple(expected), astuple(found.spent), strict=True):
         assert made / 3 <= about <= 3 * made
@@ -148,9 +150,9 @@ def test_before_it_begins_tuning_says_how_much_it_will_take(
 
 
 def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> None:
-    knobs = replace(KNOBS, floor=0.75)
-    one, again = tune_world(world, "ladder", knobs), tune_world(world, "ladder", knobs)
-    assert one.spec == again.spec != tune_world(world, "ladder", replace(knobs, seed=1)).spec
+    params = replace(PARAMS, floor=0.75)
+    one, again = tune_world(world, "ladder", params), tune_world(world, "ladder", params)
+    assert one.spec == again.spec != tune_world(world, "ladder", replace(params, seed=1)).spec
 
 
 def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(
@@ -172,7 +174,7 @@ def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.
         return len(asked) > 3
 
     monkeypatch.setattr(CrossEntropy, "settled", property(settled))
-    found = tune_world(world, "ladder", replace(KNOBS, floor=0.75, decisions=10**9))
+    found = tune_world(world, "ladder", replace(PARAMS, floor=0.75, decisions=10**9))
     assert len(found.history) == 3
 
 
@@ -187,14 +189,14 @@ def score(mean_s: float, p99_s: float, accuracy: float = 0.75) -> RunScore:
 def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
     """In logarithms runs of unequal load count alike."""
     scores = [score(0.001, 0.01), score(0.1, 1.0)]
-    assert latency_cost(scores, KNOBS) == pytest.approx(log(0.01) + 0.2 * log(0.1))
+    assert latency_cost(scores, PARAMS) == pytest.approx(log(0.01) + 0.2 * log(0.1))
 
 
 def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> None:
     with pytest.raises(InputError, match=r"possible is up to 0\.7643"):
-        tune_world(world, "ladder", replace(KNOBS, floor=0.8))
+        tune_world(world, "ladder", replace(PARAMS, floor=0.8))
     with pytest.raises(InputError, match="ladder"):
-        tune_world(world, "lader", KNOBS)
+        tune_world(world, "lader", PARAMS)
 
 
 @pytest.mark.parametrize("kind", ["compass", "ladder"])
@@ -233,7 +235,7 @@ def scored(mean_s: float, failed: int = 0, unfinished: int = 0) -> RunScore:
 
 def test_who_leaves_images_unserved_is_behind_all_who_do_not() -> None:
     """However quick it is with the others; among such, who leaves fewer goes first. What was cut off does not count."""
-    costs = [latency_cost([scored(*each)] * 2, KNOBS) for each in
+    costs = [latency_cost([scored(*each)] * 2, PARAMS) for each in
              ((0.1,), (0.1, 10), (0.1, 0, 500), (100.0,), (1e-5, 11), (1e-5, 400))]  # fmt: skip
     assert costs[0] == costs[1] == costs[2]
     assert costs == sorted(costs)
@@ -253,8 +255,8 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
 
 def test_a_floor_that_other_runs_miss_is_told(world: World) -> None:
     """The runs that it was set on say little of others where bursts are few."""
-    tuned = tune_world(world, "ladder", KNOBS)
-    for others, is_told in ((KNOBS.floor, False), (KNOBS.floor - 0.03, True)):
+    tuned = tune_world(world, "ladder", PARAMS)
+    for others, is_told in ((PARAMS.floor, False), (PARAMS.floor - 0.03, True)):
         scores = [replace(each, figures=replace(each.figures, accuracy=others)) for each in tuned.final_scores]
         text = tuned_text(replace(tuned, final_scores=tuple(scores)))
         assert ("beware: on runs that tuning did not see it has" in text) == is_told
@@ -263,22 +265,24 @@ def test_a_floor_that_other_runs_miss_is_told(world: World) -> None:
 def test_the_lists_offer_what_compass_has(world: World) -> None:
     """Holds at the first segment alone and by the router's host."""
     config = replace(world.context.config, max_batching_delay_ns=20_000_000)
-    evaluator = Evaluator(world, KNOBS, ThreadPoolExecutor(1))
-    evaluator.context = replace(world.context, config=config, block_ns=100_000)
+    evaluator = Evaluator(world, PARAMS, ThreadPoolExecutor(1))
+    evaluator.context = replace(world.context, config=config, micro_batch_ns=100_000)
     options = dict(options_of(LadderRule(), evaluator))
-    assert HoldSpec(requests=(8, 1, 1, 1), wait_s=(0.02, 0.0, 0.0, 0.0)) in options["hold"]
-    assert HoldSpec(requests=(8,) * 4, wait_s=(0.005,) * 4) in options["hold"]
-    by_host = [each for each in options["hold"] if each and each.arrivals_s]
+    assert BatchingDelaySpec(requests=(8, 1, 1, 1), wait_s=(0.02, 0.0, 0.0, 0.0)) in options["batching_delay"]
+    assert BatchingDelaySpec(requests=(8,) * 4, wait_s=(0.005,) * 4) in options["batching_delay"]
+    by_host = [each for each in options["batching_delay"] if each and each.arrivals_s]
     assert {each.arrivals_s[0] for each in by_host} == {n * 4 * 1e-4 for n in (1.0, 1.7, 2.7)}
-    assert len({each and each.model_dump_json() for each in options["hold"]}) == len(options["hold"])
-    assert {*dict(options_of(CompassRule(), evaluator))} == {"hold", "group"}
+    assert len({each and each.model_dump_json() for each in options["batching_delay"]}) == len(
+        options["batching_delay"]
+    )
+    assert {*dict(options_of(CompassRule(), evaluator))} == {"batching_delay", "micro_batch_size"}
     evaluator.context = replace(world.context, config=replace(config, max_batching_delay_ns=0))
-    assert {*dict(options_of(LadderRule(), evaluator))} == {"placement", "group"}
+    assert {*dict(options_of(LadderRule(), evaluator))} == {"placement", "micro_batch_size"}
 
 
 def test_the_worse_half_of_a_list_sees_one_run(world: World) -> None:
     """By what it had there; the others have a score of each run, in its order."""
-    evaluator = Evaluator(world, KNOBS, ThreadPoolExecutor(1))
+    evaluator = Evaluator(world, PARAMS, ThreadPoolExecutor(1))
     runs = [evaluator.trace_slice(f"run {part}", part) for part in range(2)]
     specs = [FixedRule(tuple=(width,) * 4) for width in (1.0, 0.5)] * 2
     scores = evaluator.measure_all(specs, runs, lambda each: each[0].mean_s)
@@ -293,8 +297,8 @@ def test_an_interrupted_search_goes_on(
     world: World, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured is not simulated again, and what is found is the same."""
-    knobs, path = replace(KNOBS, floor=0.75), tmp_path / "scores.jsonl"
-    whole, runs = tune_world(world, "ladder", knobs), list[int]()
+    params, path = replace(PARAMS, floor=0.75), tmp_path / "scores.jsonl"
+    whole, runs = tune_world(world, "ladder", params), list[int]()
     one = Scorer.score
 
     def counted(self: Scorer, *arguments: Any) -> Any:
@@ -302,23 +306,23 @@ def test_an_interrupted_search_goes_on(
         return one(self, *arguments)
 
     def interrupt(spent: Decisions) -> None:
-        if spent.in_all > 3 * knobs.decisions:
+        if spent.in_all > 3 * params.decisions:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Scorer, "score", counted)
     with pytest.raises(KeyboardInterrupt):
-        tune_world(world, "ladder", knobs, on_progress=interrupt, memo=Memo(path, "ladder"))
+        tune_world(world, "ladder", params, on_progress=interrupt, memo=Memo(path, "ladder"))
     before, lost = len(runs), 0
     if damage != "none":
         lines = path.read_bytes().splitlines(keepends=True)
         lost = len(json.loads(lines[-1]))
         path.write_bytes(b"".join(lines[:-1]) + lines[-1][:-9])
     runs.clear()
-    again = tune_world(world, "ladder", knobs, memo=Memo(path, "ladder"))
+    again = tune_world(world, "ladder", params, memo=Memo(path, "ladder"))
     assert (again.spec, again.spent, again.history) == (whole.spec, whole.spent, whole.history)
     first = len(runs)
     runs.clear()
-    tune_world(world, "ladder", knobs, memo=Memo(path, "ladder"))
+    tune_world(world, "ladder", params, memo=Memo(path, "ladder"))
     assert not runs
     assert before > lost or damage == "none"
     assert first + before - lost == sum(map(len, Memo(path, "ladder").rows))
@@ -326,10 +330,10 @@ def test_an_interrupted_search_goes_on(
 
 def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
     """The same rule, tuned for either: less energy at a p99 within its limit."""
-    knobs = replace(KNOBS, decisions=60_000, seed=1)  # with less both searches end in the same rule
-    quick = tune_world(world, "ladder", knobs)
+    params = replace(PARAMS, decisions=60_000, seed=1)  # with less both searches end in the same rule
+    quick = tune_world(world, "ladder", params)
     limit_s = 4 * quick.figures.p99_s
-    frugal = tune_world(world, "ladder", replace(knobs, objective="energy", p99_limit_s=limit_s))
+    frugal = tune_world(world, "ladder", replace(params, objective="energy", p99_limit_s=limit_s))
     assert frugal.figures.image_j < quick.figures.image_j
     assert frugal.figures.p99_s <= limit_s
 
@@ -341,27 +345,27 @@ def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(world: World)
     lacking = tuple(tuple(width != best[-1] or segment < config.segments - 1 for width in config.widths)
                     for segment in range(config.segments))  # fmt: skip
 
-    def holding(*holds: Any) -> World:
-        return replace(world, cluster=replace(world.cluster, router=replace(config, holds=holds)))
+    def holding(*fits: Any) -> World:
+        return replace(world, cluster=replace(world.cluster, router=replace(config, fits=fits)))
 
     small = holding(*[lacking] * config.servers)
     floor = max(small.held_top1.values()) - 1e-6
-    found = tune_world(small, "fixed", replace(KNOBS, floor=floor))
+    found = tune_world(small, "fixed", replace(PARAMS, floor=floor))
     assert isinstance(found.spec, FixedRule)
     assert small.held_top1[found.spec.tuple_ or ()] >= floor
     assert found.figures.accuracy >= floor
     with pytest.raises(InputError, match="most accurate width tuple that the servers can hold; possible is up to"):
-        tune_world(small, "fixed", replace(KNOBS, floor=world.held_top1[best]))
-    some = holding(*config.holds[:-1], lacking)
+        tune_world(small, "fixed", replace(PARAMS, floor=world.held_top1[best]))
+    some = holding(*config.fits[:-1], lacking)
     with pytest.raises(FloorError, match=r"fixed: no setting keeps an accuracy of .*; the most was 0\."):
-        tune_world(some, "fixed", replace(KNOBS, floor=world.held_top1[best]))
+        tune_world(some, "fixed", replace(PARAMS, floor=world.held_top1[best]))
 
 
 def test_a_p99_beyond_its_limit_costs_more_than_any_energy() -> None:
     """And one just below it costs a little."""
-    knobs = replace(KNOBS, objective="energy", p99_limit_s=0.1)
+    params = replace(PARAMS, objective="energy", p99_limit_s=0.1)
     within, near, beyond = (
-        latency_cost([replace(score(0.01, p99_s, 0.76), image_j=image_j)], knobs)
+        latency_cost([replace(score(0.01, p99_s, 0.76), image_j=image_j)], params)
         for p99_s, image_j in ((0.09, 2.0), (0.0975, 2.0), (0.13, 1.0))
     )
     assert within == log(2.0) < near < beyond

@@ -71,10 +71,10 @@ def test_the_mean_rate_of_a_flash_crowd_is_that_of_its_arrivals(tmp_path: Path) 
     assert world.rate_img_s == 1000
     assert world.mean_rate_img_s == pytest.approx(1000 * (1 + 4 * 0.3))
     assert counts(world, 2) == pytest.approx([500 + 4 * 50, 500 + 4 * 250], rel=0.05)
-    crowd = FlashWorkload(kind="flash", rate_img_s=1, factor=3, at_s=2, rise_s=4, hold_s=5, fall_s=10)
+    crowd = FlashWorkload(kind="flash", rate_img_s=1, factor=3, at_s=2, rise_s=4, peak_s=5, fall_s=10)
     means = [crowd.mean_factor(duration_s) for duration_s in (1, 2, 4, 6, 11, 21, 42)]
     assert means == pytest.approx([1, 1, 1 + 2 * 0.5 / 4, 1 + 2 * 2 / 6, 1 + 2 * 7 / 11, 1 + 2 * 12 / 21, 1 + 24 / 42])
-    sudden = FlashWorkload(kind="flash", rate_img_s=1, factor=3, at_s=2, rise_s=0, hold_s=5, fall_s=0)
+    sudden = FlashWorkload(kind="flash", rate_img_s=1, factor=3, at_s=2, rise_s=0, peak_s=5, fall_s=0)
     assert sudden.mean_factor(10) == pytest.approx(2)
 
 

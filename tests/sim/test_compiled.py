@@ -19,13 +19,13 @@ from policies.observation import masks
 from policies.ppo.kernels import Experience, Layout
 from policies.ppo.spec import PolicySpec
 from policies.router_plans import CompiledRouter
-from policies.vocabulary import NS_PER_S, Choice, Hold
+from policies.vocabulary import NS_PER_S, BatchingDelay, Choice
 from sim.compiled import UnsupportedScenario
 from sim.compiled.cluster_rows import Program, Shape, margin, message_margin, program_of
 from sim.compiled.compiled_run import RunRow, run_to_end
 from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.compiled.rollout import Rollouts
-from sim.compiled.row_layout import BLOCKS_FULL, INSTANCES_FULL, MESSAGES_FULL, RECORDS_FULL, REQUESTS_FULL
+from sim.compiled.row_layout import INSTANCES_FULL, MESSAGES_FULL, MICRO_BATCHES_FULL, RECORDS_FULL, REQUESTS_FULL
 from sim.simulated_cluster import BernoulliCorrectness, ClusterSpec, MatrixCorrectness, RunSpec, Simulation
 from tests import worlds
 
@@ -104,15 +104,19 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     """Begun with hardly any room, a run has the records of one that never lacked any."""
     slow = {"there_s": 0.001, "back_s": 0.05}
     profiles = [worlds.profile(name, speed=speed, handover=slow) for name, speed in (("a", 1.0), ("b", 0.7))]
-    spec = worlds.cluster(profiles, greedy={"scale_trigger": 2}, router={"groups": (1, 2, 4), "outstanding_blocks": 40})
+    spec = worlds.cluster(
+        profiles, greedy={"scale_trigger": 2}, router={"micro_batch_sizes": (1, 2, 4), "outstanding_micro_batches": 40}
+    )
     run = worlds.run(spec, worlds.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))
     ample = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     grown: list[int] = []
     grow = RunRow.grow
 
-    def scarce(program: Program, requests: int, instances: int, blocks: int, messages: int, **rest: Any) -> Shape:
+    def scarce(
+        program: Program, requests: int, instances: int, micro_batches: int, messages: int, **rest: Any
+    ) -> Shape:
         least = (2, margin(program), 1, message_margin(program))
-        sizes = (requests, instances, blocks, messages) if grown else least
+        sizes = (requests, instances, micro_batches, messages) if grown else least
         return Shape(program, *sizes, **rest)
 
     def noted(self: RunRow, status: int) -> None:
@@ -123,12 +127,12 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(RunRow, "grow", noted)
     again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     assert again == ample
-    assert {REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, MESSAGES_FULL} <= set(grown)
+    assert {REQUESTS_FULL, INSTANCES_FULL, MICRO_BATCHES_FULL, RECORDS_FULL, MESSAGES_FULL} <= set(grown)
 
 
-def with_limit(outstanding_blocks: int) -> tuple[ClusterSpec, RunSpec]:
+def with_limit(outstanding_micro_batches: int) -> tuple[ClusterSpec, RunSpec]:
     """One server that gets more than it can do, so that what is outstanding only grows."""
-    spec = worlds.cluster([worlds.profile()], router={"outstanding_blocks": outstanding_blocks})
+    spec = worlds.cluster([worlds.profile()], router={"outstanding_micro_batches": outstanding_micro_batches})
     return spec, worlds.run(spec, worlds.poisson_s(2000, 0.1), 0.1, end="cut")
 
 
@@ -139,7 +143,7 @@ def test_a_row_grows_with_the_blocks_in_use_and_not_with_their_limit() -> None:
         run = RunRow(program_of(spec), spec_run)
         before = run.row.nbytes
         run_to_end(run, planned(spec), np.random.default_rng(0))
-        sizes.append((before, run.row.nbytes, run.shape.blocks, run.cluster.decision))
+        sizes.append((before, run.row.nbytes, run.shape.micro_batches, run.cluster.decision))
     assert sizes[0] == sizes[1]
     assert sizes[0][2] < 2 * sizes[0][3]
 
@@ -147,8 +151,8 @@ def test_a_row_grows_with_the_blocks_in_use_and_not_with_their_limit() -> None:
 def planned(spec: ClusterSpec) -> CompiledRouter:
     """A router in compiled form: each image alone, at random."""
     plan = PlanRow(spec.router, None)
-    plan.head.width_rule.rule, plan.head.group_rule = RANDOM_WIDTH, LARGEST
-    plan.set_groups((1,))
+    plan.head.width_rule.rule, plan.head.micro_batch_size_rule = RANDOM_WIDTH, LARGEST
+    plan.set_micro_batch_sizes((1,))
     return CompiledRouter(plan.row())
 
 
@@ -205,27 +209,29 @@ def test_a_back_off_that_64_bits_cannot_double_is_the_longest_one() -> None:
 # ------------------------------------------------------------------------------------------------------------ rollouts
 
 
-HOLDS_S = (0.002, 0.01)
+BATCHING_DELAYS_S = (0.002, 0.01)
 PATIENT = {"router": {"max_batching_delay_ns": 20_000_000}}
-both_kinds = pytest.mark.parametrize(("world", "holds_s"), [({}, ()), (PATIENT, HOLDS_S)], ids=["paper", "holds"])
+both_kinds = pytest.mark.parametrize(
+    ("world", "batching_delays_s"), [({}, ()), (PATIENT, BATCHING_DELAYS_S)], ids=["paper", "holds"]
+)
 
 
 def rollouts(
-    run_of: Any, spec: ClusterSpec, holds_s: tuple[float, ...] = (), **changes: Any
+    run_of: Any, spec: ClusterSpec, batching_delays_s: tuple[float, ...] = (), **changes: Any
 ) -> tuple[Rollouts, np.ndarray]:
     limits_w = tuple(device.profile.power.cap_w for device in spec.devices)
-    policy = PolicySpec.of(spec.router, limits_w, holds_s=holds_s)
+    policy = PolicySpec.of(spec.router, limits_w, batching_delays_s=batching_delays_s)
     layout = Layout(policy, HIDDEN)
     weights = np.random.default_rng(1).normal(0, 0.3, layout.parameters).astype(np.float32)
     return Rollouts(spec, run_of, policy, HIDDEN, 5, **changes), weights
 
 
 @both_kinds
-def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, holds_s: tuple[float, ...]) -> None:
+def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, batching_delays_s: tuple[float, ...]) -> None:
     """Every observation, mask and reward of a cluster, for the choices that the policy drew in it."""
     spec = worlds.cluster(**world)
     run = worlds.run(spec, worlds.poisson_s(300, 3.0), 3.0, detail=False, end="cut")
-    many, weights = rollouts(lambda seed: run, spec, holds_s, clusters=1)
+    many, weights = rollouts(lambda seed: run, spec, batching_delays_s, clusters=1)
     found = many.collect(weights, 0.3, 900)
     made = many._columns  # of one cluster that nothing was carried over to: in the order of its decisions
     assert made is not None
@@ -241,20 +247,24 @@ def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, holds_s: t
         assert made.observation[n].tolist() == policy.observation.observe(asked.view).tolist()
         assert made.server_mask[n].tolist() == servers.tolist()
         assert made.width_mask[n].tolist() == widths[action[0]].tolist()
-        assert made.hold_mask[n].tolist() == policy.waits.mask(asked.view).tolist()
-        answer: Choice | Hold = Choice(action[0], policy.widths[action[1]], policy.groups[action[2]])
+        assert made.batching_delay_mask[n].tolist() == policy.waits.mask(asked.view).tolist()
+        answer: Choice | BatchingDelay = Choice(
+            action[0], policy.widths[action[1]], policy.micro_batch_sizes[action[2]]
+        )
         if any(action[3:]):
-            answer = policy.waits.hold(action[3], asked.view)
-        assert made.images[n] == (min(answer.group, asked.view.candidates) if isinstance(answer, Choice) else 1)
+            answer = policy.waits.batching_delay(action[3], asked.view)
+        assert made.images[n] == (
+            min(answer.micro_batch_size, asked.view.candidates) if isinstance(answer, Choice) else 1
+        )
         simulation.decide(answer)
     assert [made.reward[n] for n in rewards] == list(rewards.values())
     assert found.reward.tolist() == list(rewards.values())
-    assert (made.actions[:900, 3:] > 0).sum() >= 50 * len(holds_s)
+    assert (made.actions[:900, 3:] > 0).sum() >= 50 * len(batching_delays_s)
 
 
 @both_kinds
 def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
-    world: Any, holds_s: tuple[float, ...]
+    world: Any, batching_delays_s: tuple[float, ...]
 ) -> None:
     """Over several collections and episodes, with two threads as with one; a decision to hold is one, too."""
     spec = worlds.cluster(**world)
@@ -267,7 +277,7 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
 
     totals = []
     for threads in (1, 2):
-        many, weights = rollouts(run_of, spec, holds_s, clusters=20, threads=threads)
+        many, weights = rollouts(run_of, spec, batching_delays_s, clusters=20, threads=threads)
         parts = [many.collect(weights, 0.1, 2000) for _ in range(5)]
         assert many.episodes > 20
         assert many.decisions == sum(map(len, parts)) + many.waiting + many.forgotten

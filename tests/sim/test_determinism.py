@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.event_queue import ARRIVAL, HOST, Agenda, Kind, rank
+from sim.event_queue import ARRIVAL, HOST, EventQueue, Kind, rank
 from tests import worlds
 
 
@@ -28,13 +28,13 @@ def test_events_of_one_instant_happen_in_rank_order_whatever_the_order_they_were
     ]
     assert orders == sorted(orders)
     for seed in range(5):
-        agenda = Agenda()
+        event_queue = EventQueue()
         seen: list[int] = []
         for index in np.random.default_rng(seed).permutation(len(orders)):
-            agenda.at(10, orders[index], seen.append, int(index))
+            event_queue.at(10, orders[index], seen.append, int(index))
         for _ in orders:
-            assert not agenda.is_instant_over or agenda.now_ns < 10
-            agenda.step()
+            assert not event_queue.is_instant_over or event_queue.now_ns < 10
+            event_queue.step()
         assert seen == list(range(len(orders)))
 
 

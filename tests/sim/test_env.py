@@ -108,7 +108,7 @@ def test_the_last_info_tells_what_the_episode_came_to() -> None:
 def test_masks_in_a_row_are_those_of_its_parts() -> None:
     """As sb3-contrib wants them: servers, widths that some valid server holds, groups, holds; all where nobody asks."""
     spec = worlds.cluster(
-        greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_blocks": 1, "max_batching_delay_ns": 10**7}
+        greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_micro_batches": 1, "max_batching_delay_ns": 10**7}
     )
     run = worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002,))
@@ -120,13 +120,13 @@ def test_masks_in_a_row_are_those_of_its_parts() -> None:
         choices = getattr(env.action_space, "nvec")  # noqa: B009 - of a MultiDiscrete, which its type does not say
         assert row.shape == (sum(choices),)
         assert row.dtype == np.bool_
-        servers, widths, groups, holds = np.split(row, np.cumsum(choices)[:-1])
+        servers, widths, micro_batch_sizes, batching_delays = np.split(row, np.cumsum(choices)[:-1])
         assert servers.tolist() == info["server_mask"].tolist()
         held = info["width_mask"][info["server_mask"]]
         assert widths.tolist() == [any(held[:, place]) for place in range(4)]
-        assert groups.all()
-        assert holds.tolist() == info["hold_mask"].tolist()
-        seen.add((servers.all(), widths.all(), holds.all()))
+        assert micro_batch_sizes.all()
+        assert batching_delays.tolist() == info["batching_delay_mask"].tolist()
+        seen.add((servers.all(), widths.all(), batching_delays.all()))
         *_, truncated, info = env.step(np.array([0, 0, 0, 0]))
     assert {False, True} == {servers for servers, _, _ in seen} == {widths for _, widths, _ in seen}
     assert env.action_masks().all()
@@ -147,26 +147,28 @@ def test_an_action_may_be_to_wait() -> None:
     decisions, credited, held, refused = [], [], 0, 0
     while not truncated:
         decisions.append(info["decision"])
-        may, hold = info["hold_mask"].tolist(), int(rng.integers(3))
+        may, batching_delay = info["batching_delay_mask"].tolist(), int(rng.integers(3))
         assert may in ([True, True, True], [True, False, False])
-        action = np.array([rng.integers(3), 0, rng.integers(6), hold])
+        action = np.array([rng.integers(3), 0, rng.integers(6), batching_delay])
         _, _, _, truncated, info = env.step(action)
-        held += may[hold] and hold > 0
-        refused += not may[hold]
-        assert info["replaced"] or may[hold]
+        held += may[batching_delay] and batching_delay > 0
+        refused += not may[batching_delay]
+        assert info["replaced"] or may[batching_delay]
         credited += [decision for decision, _ in info["credits"]]
     assert min(held, refused) > 50
     lost = set(decisions) - set(credited)  # enough waited when the answer came, so that nobody was held
     assert sorted(credited) == sorted(set(decisions) - lost)
     assert len(lost) < 0.1 * len(decisions)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"\(server, width index, group index, hold\), .* below \(3, 4, 6, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"\(server, width index, micro-batch size index, hold\), .* below \(3, 4, 6, 3\)"
+    ):
         env.step(np.array([0, 0, 0]))
 
 
 def test_waits_that_nobody_may_wait_are_refused() -> None:
     """With the remedy."""
-    with pytest.raises(InputError, match=r"holds_s: .*max_batching_delay_s"):
+    with pytest.raises(InputError, match=r"batching_delays_s: .*max_batching_delay_s"):
         SlimClusterEnv(lambda seed: make_env()._simulate(seed), ObservationSpec((250.0,) * 3), (0.01,))
 
 

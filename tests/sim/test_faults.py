@@ -103,8 +103,8 @@ def test_a_crashed_worker_is_back_after_its_back_off_and_its_start() -> None:
     assert [(now, down.reason) for now, down in events(record, ServerDown)] == [
         (at * MS, "worker_died") for at in times
     ]
-    epochs = [up.epoch for _, up in events(record, ServerUp)]
-    assert epochs == list(range(1, len(times) + 2))
+    incarnations = [up.incarnation for _, up in events(record, ServerUp)]
+    assert incarnations == list(range(1, len(times) + 2))
 
 
 def test_what_is_down_can_neither_crash_nor_hang() -> None:
@@ -137,9 +137,9 @@ def test_a_hang_is_noticed_after_its_time_and_nothing_comes_from_the_server_unti
 def test_what_a_worker_was_doing_when_it_hung_never_ends(profile: dict[str, float], begins: type, ends: type) -> None:
     """Its load, the way to its forward pass, and the pass itself; all of it would have ended before it is noticed."""
     record = simulate(cluster(profile=profile), Hang(0, 200 * MS))
-    first_epoch = [step for step in record.log if step.core == "server:0" and step.now_ns < 500 * MS]
-    assert any(isinstance(command, begins) for step in first_epoch for command in step.commands)
-    assert not any(isinstance(step.event, ends) for step in first_epoch)
+    first_incarnation = [step for step in record.log if step.core == "server:0" and step.now_ns < 500 * MS]
+    assert any(isinstance(command, begins) for step in first_incarnation for command in step.commands)
+    assert not any(isinstance(step.event, ends) for step in first_incarnation)
     assert events(record, ends) != []
 
 
@@ -174,7 +174,7 @@ def test_a_hung_server_draws_power_as_it_did_when_it_ran() -> None:
 
 
 def test_a_hung_server_can_be_killed_before_it_is_noticed() -> None:
-    """A crash ends the hang; the next epoch is not killed for the last one's."""
+    """A crash ends the hang; the next incarnation is not killed for the last one's."""
     record = simulate(cluster(), Hang(0, 500 * MS), Crash(0, 600 * MS))
     assert [(now, down.reason) for now, down in events(record, ServerDown)] == [(600 * MS, "worker_died")]
     assert downs(record) == [(600, 740, WORKER_DIED)]
@@ -296,11 +296,12 @@ def test_exactly_the_poisoned_fail_for_want_of_a_label() -> None:
     doomed = frozenset({3, 4, 17})
     record = simulate(cluster(), Poison(doomed), arrivals=[0.0] * 20)
     failed = {r.request: (r.reason, r.retries, len(r.widths)) for r in record.requests if r.status == "failed"}
-    assert failed == dict.fromkeys(doomed, ("no_label", 4, 3))
+    assert failed == dict.fromkeys(doomed, ("no_prediction", 4, 3))
     assert {r.retries for r in record.requests if r.status == "completed"} == {0}
     (mixed,) = [event for _, event in events(record, BatchFinished) if event.failed]
-    assert (mixed.failed, mixed.reason) == (tuple(sorted(doomed)), "no_label")
-    assert {event.reason for _, event in events(record, BatchFailed)} == {"no_label"}  # of them alone nothing is left
+    assert (mixed.failed, mixed.reason) == (tuple(sorted(doomed)), "no_prediction")
+    # of them alone nothing is left
+    assert {event.reason for _, event in events(record, BatchFailed)} == {"no_prediction"}
     assert record.servers[0].images == 4 * 20 - 3
 
 

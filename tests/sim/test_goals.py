@@ -23,11 +23,11 @@ from policies.run_records import COMPLETED
 from policies.vocabulary import (
     FOLLOW_NS,
     NS_PER_S,
+    BatchingDelay,
     Choice,
     ClusterView,
     Decide,
     GoalSet,
-    Hold,
     OwnLimit,
     RequestCompleted,
 )
@@ -46,7 +46,7 @@ ENGINES: tuple[Callable[[ClusterSpec, RunSpec], Any], ...] = (Simulation, Compil
 def cluster() -> ClusterSpec:
     """Three servers that carry some 2,300 images a second at full width, and 3,000 at the floor."""
     everything = worlds.preload_all(worlds.cluster().devices[0])
-    return worlds.cluster(greedy={"preload": everything}, decision_ns=0, router={"outstanding_blocks": 4})
+    return worlds.cluster(greedy={"preload": everything}, decision_ns=0, router={"outstanding_micro_batches": 4})
 
 
 def router(spec: RouterSpec, run: RunSpec) -> RoutingPolicy:
@@ -129,7 +129,7 @@ def test_the_more_a_joule_is_worth_the_fewer_compass_takes() -> None:
 def test_expected_energy_is_what_full_batches_take_above_idle() -> None:
     """Of a whole path at full width, as the simulated device counts it."""
     alone = worlds.cluster([worlds.profile("alone")], greedy={"preload": ((1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0))})
-    batch, idle_w = alone.servers[0].knobs.batch_limit, alone.devices[0].context_idle_mw / 1000
+    batch, idle_w = alone.servers[0].params.batch_limit, alone.devices[0].context_idle_mw / 1000
     run = worlds.run(alone, [0.0] * batch, 1.0)
     scenario = Scenario("energy", alone, run)
     record = Simulation(alone, run).run(FixedRule().make(scenario.context()), stream(0, "floors"))
@@ -179,8 +179,8 @@ def test_engines_agree_where_servers_lack_a_width(lacking: int) -> None:
     """And on what the controller remembers: its dial ends at the widths that are there."""
     whole = cluster()
     held = tuple(place != lacking % len(whole.router.widths) for place in range(len(whole.router.widths)))
-    holds = tuple(tuple(held for _ in server) for server in whole.router.holds)
-    spec = replace(whole, router=replace(whole.router, holds=holds))
+    fits = tuple(tuple(held for _ in server) for server in whole.router.fits)
+    spec = replace(whole, router=replace(whole.router, fits=fits))
     run = worlds.run(spec, worlds.poisson_s(1500, 1.5), 1.5, goals=((0, GoalSet(0.78)), (NS_PER_S, GoalSet(0.5))))
     context, policies, records = Scenario("lacking", spec, run).context(), [], []
     for make in ENGINES:
@@ -200,7 +200,7 @@ def test_a_limit_of_the_routers_own_counts_from_when_it_is_set() -> None:
 
         p99_limit_ns = FOLLOW_NS
 
-        def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
             late[view.now_ns >= NS_PER_S // 2].append(view.late)
             self.p99_limit_ns = 1_000_000 if view.now_ns >= NS_PER_S // 2 else FOLLOW_NS
             return shortest.choose(view, rng)
@@ -212,7 +212,7 @@ def test_a_limit_of_the_routers_own_counts_from_when_it_is_set() -> None:
         seen.append(late)
         if make is Simulation:
             assert OwnLimit(1_000_000) in [step.event for step in record.log]
-            assert replay_run(record.log, (), spec.router, [server.knobs for server in spec.servers]) == []
+            assert replay_run(record.log, (), spec.router, [server.params for server in spec.servers]) == []
     assert seen[0] == seen[1]
     assert max(seen[0][0]) == 0 < max(seen[0][1])
 
@@ -223,8 +223,8 @@ def test_a_log_with_goals_replays_and_one_without_a_table_shows_no_accuracy() ->
     _, record = worlds.simulate(spec, run)
     events = [step.event for step in record.log]
     assert GoalSet(0.7, 30_000_000, 2.0) in events
-    knobs = [server.knobs for server in spec.servers]
-    assert replay_run(record.log, (), spec.router, knobs) == []
+    params = [server.params for server in spec.servers]
+    assert replay_run(record.log, (), spec.router, params) == []
     before = replace(spec, router=replace(spec.router, top1=()))
     _, record = worlds.simulate(before, replace(run, goals=()))
     commands = [command for step in record.log for command in step.commands]
@@ -243,4 +243,4 @@ def test_both_engines_remember_alike_what_will_come_back() -> None:
         simulation.finish(router(CompassRule(numbers=numbers, control=None), run), stream(0, "memory"))
         records.append(simulation.record())
     assert difference(records[0], records[1], "record") is None
-    assert len({block.server for block in records[0].blocks}) == 3
+    assert len({micro_batch.server for micro_batch in records[0].micro_batches}) == 3

@@ -10,7 +10,7 @@ import pytest
 
 from sim.device_profile import Slowdown
 from sim.device_tables import DeviceTables, compile_tables
-from sim.event_queue import Agenda
+from sim.event_queue import EventQueue
 from sim.simulated_device import RunningBatch, SimulatedDevice
 from sim.simulated_server import SharedDevice
 from tests import worlds
@@ -50,13 +50,13 @@ class Spells(SimulatedDevice):
 
 
 def spells(salt: int, changes: int) -> list[tuple[int, float]]:
-    agenda = Agenda()
-    physics = Spells(tables(slowdown=SLOWDOWN))
-    device = SharedDevice(physics, agenda)
-    agenda.process(device.sampled_slowdown(salt))
-    while len(physics.changes) < changes:
-        agenda.step()
-    return physics.changes
+    event_queue = EventQueue()
+    device_model = Spells(tables(slowdown=SLOWDOWN))
+    device = SharedDevice(device_model, event_queue)
+    event_queue.process(device.sampled_slowdown(salt))
+    while len(device_model.changes) < changes:
+        event_queue.step()
+    return device_model.changes
 
 
 def test_spells_last_and_come_as_the_profile_says() -> None:
@@ -86,12 +86,12 @@ def test_without_jitter_a_device_has_its_mean_slowdown() -> None:
 def test_a_replayed_slowdown_does_not_count_the_mean_slowdown_again() -> None:
     """Without jitter the tables hold the mean slowdown already: at full speed a batch takes its full speed's time."""
     slowed, steady = tables(jitter=False, slowdown=SLOWDOWN), tables(jitter=False)
-    agenda, physics = Agenda(), SimulatedDevice(slowed)
-    agenda.process(SharedDevice(physics, agenda).followed_slowdown([(0, 1.0)]))
-    agenda.run(until=1)
+    event_queue, device_model = EventQueue(), SimulatedDevice(slowed)
+    event_queue.process(SharedDevice(device_model, event_queue).followed_slowdown([(0, 1.0)]))
+    event_queue.run(until=1)
     table = slowed.keys[1, 1.0, 0.0]
     batch = RunningBatch(0, 1, table, 8, float(table.latency_ns[8]))
-    physics.start(batch, 0)
+    device_model.start(batch, 0)
     assert batch.end_ns == pytest.approx(steady.keys[1, 1.0, 0.0].latency_ns[8], rel=1e-6)
 
 

@@ -20,7 +20,7 @@ def test_the_queue_length_is_that_of_the_moment_of_sampling(engine: Any) -> None
     """Told by the requests' own records: who was at the server then. The lag is longer than most images are there."""
     sensor = {"period_s": 0.05, "lag_s": 0.04, "power_window_s": 0.1, "utilization_window_s": 0.1}
     lagging = worlds.profile(segments=1, widths=(1.0,), sensor=sensor)
-    spec = worlds.cluster([lagging], router={"outstanding_blocks": 1000})
+    spec = worlds.cluster([lagging], router={"outstanding_micro_batches": 1000})
     run = worlds.run(spec, worlds.poisson_s(250, 1.0), 1.0)
     record = engine(spec, run).run(worlds.Uniform(widths=(1.0,)), np.random.default_rng(0))
     came_ns = np.array([each.arrived_ns + sum(each.stages_ns[:BEFORE_THE_SERVER]) for each in record.requests])

@@ -37,8 +37,9 @@ def plain(horizon_s: float = 0.4, **changes: Any) -> tuple[ClusterSpec, Plan]:
 
 
 def narrow() -> tuple[ClusterSpec, Plan]:
-    """Memories that hold few instances, so that many choices are illegal, and one block a server at most."""
-    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_blocks": 1})
+    """Memories that batching delay few instances, so that many choices are illegal, and one micro-batch a server at
+    most."""
+    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_micro_batches": 1})
     run = worlds.run(spec, worlds.poisson_s(300, 0.3), 0.3, detail=False)
     return spec, lambda seed: replace(run, seed=seed)
 
@@ -47,7 +48,7 @@ def holed() -> tuple[ClusterSpec, Plan]:
     """Widths are missing between others, so that two are as near as each other."""
     spec = worlds.cluster()
     segment = (True, False, True, False)
-    router = replace(spec.router, holds=((segment,) * 4, (segment[::-1],) * 4, ((True, False, False, True),) * 4))
+    router = replace(spec.router, fits=((segment,) * 4, (segment[::-1],) * 4, ((True, False, False, True),) * 4))
     run = worlds.run(spec, worlds.poisson_s(300, 0.2), 0.2, detail=False)
     return replace(spec, router=router), lambda seed: replace(run, seed=seed)
 
@@ -82,12 +83,14 @@ def patient_and_broken() -> tuple[ClusterSpec, Plan]:
 
 
 def pair(
-    made: tuple[ClusterSpec, Plan], clusters: int, holds_s: tuple[float, ...] = ()
+    made: tuple[ClusterSpec, Plan], clusters: int, batching_delays_s: tuple[float, ...] = ()
 ) -> tuple[SlimClusterVectorEnv, SyncVectorEnv[Any, Any]]:
     spec, plan = made
     limits = ObservationSpec(tuple(tables.profile.power.cap_w for tables in spec.devices))
-    single = [lambda: SlimClusterEnv(lambda seed: Simulation(spec, plan(seed)), limits, holds_s, figures)] * clusters
-    return SlimClusterVectorEnv(spec, plan, clusters, holds_s, figures), SyncVectorEnv(single)
+    single = [
+        lambda: SlimClusterEnv(lambda seed: Simulation(spec, plan(seed)), limits, batching_delays_s, figures)
+    ] * clusters
+    return SlimClusterVectorEnv(spec, plan, clusters, batching_delays_s, figures), SyncVectorEnv(single)
 
 
 def figures(run: RunSpec, columns: RunColumns) -> dict[str, float]:
@@ -150,22 +153,22 @@ def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], e
 @pytest.mark.parametrize("make", [patient, patient_and_broken, plain])
 def test_waits_are_the_single_environments(make: Callable[[], Any]) -> None:
     """A fourth index holds, or is replaced where nobody may be held; where the limit is 0 nobody ever may."""
-    holds_s = () if make is plain else (0.001, 0.01)
-    ours, theirs = pair(make(), 3, holds_s)
+    batching_delays_s = () if make is plain else (0.001, 0.01)
+    ours, theirs = pair(make(), 3, batching_delays_s)
     assert ours.action_space == theirs.action_space
     assert_same_answers(ours.reset(seed=5), theirs.reset(seed=5))
     rng, held, ended = np.random.default_rng(0), 0, 0
     infos: dict[str, Any] = {}
     while ended < 6:
-        actions = rng.integers(0, [3, 4, 6, 3][: 3 + bool(holds_s)], size=(3, 3 + bool(holds_s)))
-        if "hold_mask" in infos:
-            held += int(infos["hold_mask"][np.arange(3), actions[:, 3]][actions[:, 3] > 0].sum())
+        actions = rng.integers(0, [3, 4, 6, 3][: 3 + bool(batching_delays_s)], size=(3, 3 + bool(batching_delays_s)))
+        if "batching_delay_mask" in infos:
+            held += int(infos["batching_delay_mask"][np.arange(3), actions[:, 3]][actions[:, 3] > 0].sum())
         mine, other = ours.step(actions), theirs.step(actions)
         assert_same_answers(mine, other)
         infos = mine[-1]
-        assert ("hold_mask" in infos) <= bool(holds_s)
+        assert ("batching_delay_mask" in infos) <= bool(batching_delays_s)
         ended += int(mine[3].sum())
-    assert (held > 100) == bool(holds_s)
+    assert (held > 100) == bool(batching_delays_s)
 
 
 def test_a_cluster_is_reset_by_the_step_after_its_end() -> None:

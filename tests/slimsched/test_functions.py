@@ -142,12 +142,12 @@ def test_who_hears_of_it_can_end_it(scenario: Path) -> None:
 def test_a_scenario_may_be_changed(scenario: Path) -> None:
     """By dotted keys, checked as the file is; what was loaded is taken where a file is."""
     changed = slimsched.load(
-        scenario, {"duration_s": 0.5, "cluster.servers.1.link": "wifi5", "router": {"groups": [1]}}
+        scenario, {"duration_s": 0.5, "cluster.servers.1.link": "wifi5", "router": {"micro_batch_sizes": [1]}}
     )
     assert (changed.name, changed.path) == ("tiny", scenario)
     assert changed.keys.duration_s == 0.5
     assert changed.keys.cluster.named_servers[1].link == "wifi5"
-    assert changed.keys.router.groups == (1,)
+    assert changed.keys.router.micro_batch_sizes == (1,)
     assert json.loads(changed.changed)["duration_s"] == 0.5
     short, long = slimsched.simulate(changed), slimsched.simulate(scenario)
     assert 0 < short.images_arrived < long.images_arrived

@@ -1,8 +1,8 @@
-"""A virtual world for the code that has races: the router's loop, its servers and transfers, agents, ports and hosts.
+"""A virtual world for the code that has races: the router's loop, its servers and transfers, workers, ports and hosts.
 
 All of it is the product's own code, in one process and one thread. Clock, waits, sockets and other hosts are virtual,
-and every event is drawn from one seed: messages come late or in pieces, agents are killed at any step, stopped, slow or
-cut off, and the router itself is stopped. Each seed draws its own mix of faults (swarm testing). `laws` are asked at
+and every event is drawn from one seed: messages come late or in pieces, workers are killed at any step, stopped, slow
+or cut off, and the router itself is stopped. Each seed draws its own mix of faults (swarm testing). `laws` are asked at
 every step; after the last fault all must drain. What a seed does it does again.
 
     python -m tests.swarm --seeds 0:2000         # play these

@@ -14,7 +14,7 @@ from policies.run_ledger import Ledger
 from policies.run_records import RunRecord
 from policies.vocabulary import (
     NS_PER_S,
-    Block,
+    MicroBatch,
     RequestArrived,
     RequestCompleted,
     RequestFailed,
@@ -22,7 +22,7 @@ from policies.vocabulary import (
     RequestsReturned,
     RouterCommand,
     RouterEvent,
-    SendBlock,
+    SendMicroBatch,
     ServerDown,
     ServerUp,
     TransferFailed,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hw.router.router_loop import RouterLoop
     from hw.transport.shared_memory import Slab
     from tests.swarm.mix import Mix
-    from tests.swarm.wires import Agenda
+    from tests.swarm.wires import EventQueue
 
 FIFO: Final = None
 FIRST_PING: Final = -1_000_000  # the world's own count down from here
@@ -58,10 +58,10 @@ class Laws:
         drained_in_ns: how soon after the last fault nobody is inside.
     """
 
-    def __init__(self, agenda: Agenda) -> None:
-        self._agenda = agenda
+    def __init__(self, event_queue: EventQueue) -> None:
+        self._event_queue = event_queue
         self.steps = self._looked_at = self._idle_looks = 0
-        self._up: dict[int, int] = {}  # the epoch of each server that is up for the router
+        self._up: dict[int, int] = {}  # the incarnation of each server that is up for the router
         self._held: dict[int, set[int]] = {}  # by incarnation: what it was given and has not given back
         self._wrong_ns: dict[
             int, int
@@ -74,9 +74,9 @@ class Laws:
         self._begin()
 
     def _begin(self) -> None:
-        self._place: dict[int, Block | None] = {}
+        self._place: dict[int, MicroBatch | None] = {}
         self._accepted = self._completed = self._failed = 0
-        self._epochs: dict[int, int] = {}
+        self._incarnations: dict[int, int] = {}
         self._out_until_ns: dict[int, int] = {}  # by server
         self._last_ns = 0
         self._up.clear()
@@ -97,7 +97,7 @@ class Laws:
         core.handle = watched  # type: ignore[method-assign]
 
     def readied(self, took_ns: int) -> None:
-        """All agents were made ready, and none of them hangs."""
+        """All workers were made ready, and none of them hangs."""
         _require(took_ns < READY_IN_NS, "who is gone is not waited for", took_ns)
 
     # -------------------------------------------------------------------------------------------- the router's core
@@ -114,49 +114,58 @@ class Laws:
                 _require(request == self._accepted, "each arrives once, in order", request)
                 self._accepted += 1
                 self._place[request] = FIFO
-            case RequestsReturned(server, epoch, requests) | RequestsRejected(server, epoch, requests):
-                if self._epochs.get(server) == epoch:
+            case RequestsReturned(server, incarnation, requests) | RequestsRejected(server, incarnation, requests):
+                if self._incarnations.get(server) == incarnation:
                     for request in requests:
-                        block = self._place.get(request)
-                        is_there = block is not None and (block.server, block.epoch) == (server, epoch)
-                        _require(is_there, "who gives back has it", type(event).__name__, server, request, block)
+                        micro_batch = self._place.get(request)
+                        is_there = micro_batch is not None and (micro_batch.server, micro_batch.incarnation) == (
+                            server,
+                            incarnation,
+                        )
+                        _require(is_there, "who gives back has it", type(event).__name__, server, request, micro_batch)
                         has_room = self._loop is not None and request in self._loop._servers[server].inbox._slab_of
                         _require(not has_room, "who waits keeps no room in an arena", server, request)
                         self._place[request] = FIFO
             case TransferFailed(number, _, _, requests):
                 for request in requests:
-                    block = self._place.get(request)
-                    if block is not None and block.block == number:
+                    micro_batch = self._place.get(request)
+                    if micro_batch is not None and micro_batch.micro_batch == number:
                         self._place[request] = FIFO
-            case ServerUp(server, epoch):
+            case ServerUp(server, incarnation):
                 _require(
                     now_ns >= self._out_until_ns.get(server, 0), "an outage lasts as long as planned", server, now_ns
                 )
-                self._epochs[server] = epoch
+                self._incarnations[server] = incarnation
             case ServerDown(server, _, reason):
                 if reason == PLANNED:
                     outages = (each for each in mix.faults if isinstance(each, Outage) and each.server == server)
                     ends_ns = (
                         NEVER_NS if each.end_ns is None else each.end_ns for each in outages if each.start_ns <= now_ns
                     )
-                    self._out_until_ns[server] = max(ends_ns, default=0)  # none where another agent took over
+                    self._out_until_ns[server] = max(ends_ns, default=0)  # none where another worker took over
                 if reason == WORKER_HUNG:
                     _require(self.may_blame(server), "nobody is blamed for what another did", server, now_ns)
-                self._epochs.pop(server, None)
+                self._incarnations.pop(server, None)
                 self._held.pop(self._up.pop(server, 0), None)
-                for request, block in self._place.items():
-                    if block is not None and block.server == server:
+                for request, micro_batch in self._place.items():
+                    if micro_batch is not None and micro_batch.server == server:
                         self._place[request] = FIFO
         for command in commands:
             self._follow(command)
 
     def _follow(self, command: RouterCommand) -> None:
         match command:
-            case SendBlock(block):
-                _require(self._epochs.get(block.server) == block.epoch, "blocks go to who is up", block)
-                for request in block.requests:
-                    _require(self._place.get(request, block) is FIFO, "a request is in one place", request, block)
-                    self._place[request] = block
+            case SendMicroBatch(micro_batch):
+                _require(
+                    self._incarnations.get(micro_batch.server) == micro_batch.incarnation,
+                    "blocks go to who is up",
+                    micro_batch,
+                )
+                for request in micro_batch.requests:
+                    _require(
+                        self._place.get(request, micro_batch) is FIFO, "a request is in one place", request, micro_batch
+                    )
+                    self._place[request] = micro_batch
             case RequestCompleted(request) | RequestFailed(request):
                 _require(self._place.pop(request, command) is FIFO, "each ends once, and is nowhere then", request)
                 self._completed += isinstance(command, RequestCompleted)
@@ -164,38 +173,40 @@ class Laws:
 
     # ---------------------------------------------------------------------------------------------------- the ports
 
-    def posted(self, server: int, incarnation: int, message: Any) -> None:
-        """The router says this to an agent."""
+    def posted(self, server: int, worker_id: int, message: Any) -> None:
+        """The router says this to a worker."""
         match message:
             case ComeUp():
-                self._up[server], self._held[incarnation] = incarnation, set()
+                self._up[server], self._held[worker_id] = worker_id, set()
             case Start() if self._loop is not None:
-                error_ns = self._loop._servers[server].slot.agent.offset.error_ns
-                self._wrong_ns[incarnation] = max(self._wrong_ns.get(incarnation, 0), error_ns)
-            case Deliver(block):
-                for request in block.requests:
+                error_ns = self._loop._servers[server].slot.worker.offset.error_ns
+                self._wrong_ns[worker_id] = max(self._wrong_ns.get(worker_id, 0), error_ns)
+            case Deliver(micro_batch):
+                for request in micro_batch.requests:
                     holder = [each for each in self._up.values() if request in self._held[each]]
                     _require(not holder, "a request is at one server", request, holder, server)
-                _require(self._up.get(server) == incarnation, "blocks are given to who has come up", server, block)
-                self._held[incarnation].update(block.requests)
+                _require(self._up.get(server) == worker_id, "blocks are given to who has come up", server, micro_batch)
+                self._held[worker_id].update(micro_batch.requests)
 
-    def heard(self, server: int, incarnation: int, message: Any) -> None:
-        """An agent says this to the router."""
+    def heard(self, server: int, worker_id: int, message: Any) -> None:
+        """A worker says this to the router."""
         if isinstance(message, Pong) and message.number <= FIRST_PING:
-            last = self._pongs.get(incarnation, FIRST_PING + 1)
-            _require(message.number == last - 1, "what is posted comes in order", incarnation, last, message.number)
-            self._pongs[incarnation] = message.number
-        if isinstance(message, Returned | Rejected) and self._up.get(server) == incarnation:
-            held = self._held[incarnation]
-            _require(held.issuperset(message.requests), "an agent gives back what it was given", server, message)
+            last = self._pongs.get(worker_id, FIRST_PING + 1)
+            _require(message.number == last - 1, "what is posted comes in order", worker_id, last, message.number)
+            self._pongs[worker_id] = message.number
+        if isinstance(message, Returned | Rejected) and self._up.get(server) == worker_id:
+            held = self._held[worker_id]
+            _require(held.issuperset(message.requests), "a worker gives back what it was given", server, message)
             held.difference_update(message.requests)
             if isinstance(message, Returned) and self._loop is not None:
-                heard_ns = self._loop._clock.of(self._agenda.now_ns)
-                wrong_ns = self._wrong_ns.get(incarnation, 0) + round(OffsetEstimate.DRIFT * heard_ns)
+                heard_ns = self._loop._clock.of(self._event_queue.now_ns)
+                wrong_ns = self._wrong_ns.get(worker_id, 0) + round(OffsetEstimate.DRIFT * heard_ns)
                 stamps_ns = (message.batch.started_ns, message.batch.ended_ns)
                 _require(max(stamps_ns) <= heard_ns + wrong_ns, "no stamp is of the future", server, heard_ns, message)
             if isinstance(message, Rejected):
-                _require(message.reason != "bad_input", "whoever gets a block has its activations", server, message)
+                _require(
+                    message.reason != "bad_input", "whoever gets a micro-batch has its activations", server, message
+                )
 
     def broken(self, server: int, why: str) -> None:
         """What came at a router's end is no message, and no end of one."""
@@ -212,7 +223,7 @@ class Laws:
     # ---------------------------------------------------------------------------------------------------- the arenas
 
     def landed(self, writer: int, owner: int, destination: int, offset: int, size_bytes: int) -> None:
-        """An epoch has written to another's arena on another host."""
+        """An incarnation has written to another's arena on another host."""
         if self._loop is None or self._up.get(destination) != owner:
             return  # an arena that nobody will read
         loop = self._loop
@@ -256,7 +267,7 @@ class Laws:
         _require(isinstance(ledger, Ledger) and not ledger.take_credits(), "nothing grows for ever")
         if mix.seed % 3:  # it takes as long as all else
             return
-        wrong = replay_run(record.log, record.agent_logs, mix.router, loop.knobs)  # type: ignore[attr-defined]
+        wrong = replay_run(record.log, record.worker_logs, mix.router, loop.params)  # type: ignore[attr-defined]
         _require(not wrong, "the log replays", *wrong[:3])
 
     def _require_memory(self, loop: RouterLoop) -> None:

@@ -15,7 +15,7 @@ from policies.vocabulary import NS_PER_S
 MS = 1_000_000
 US = 1_000
 WIDTHS = (0.5, 1.0)
-GROUPS = (1, 2, 4, 8)
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
 INPUT_BYTES = 256
 ACTIVATION_BYTES = 128  # at full width
 
@@ -25,18 +25,19 @@ class Mix:
     """One seed's world.
 
     Attributes:
-        is_far: agents on other hosts, else processes of the router's.
+        is_far: workers on other hosts, else processes of the router's.
         rooms: blocks that a server's arena takes.
         spins: whether the router has a core to itself.
-        tick_ns: what each look at the clock takes the router; an agent's take as much.
+        tick_ns: what each look at the clock takes the router; a worker's take as much.
         pauses: the share of looks after which it stands still, for `pause_ns` on average.
         stop_ns: how long it is stopped at `stops`, in ns since the run's start.
-        late_ns: on average, until an agent that is woken runs.
-        kills, halts, severs: mean times between two of these, over all agents; 0: none. A kill strikes in the middle of
-            whatever it does; one that is halted does nothing more; a connection that is severed is lost with its bytes.
+        late_ns: on average, until a worker that is woken runs.
+        kills, halts, severs: mean times between two of these, over all workers; 0: none. A kill strikes in the middle
+            of whatever it does; one that is halted does nothing more; a connection that is severed is lost with its
+            bytes.
         cuts: the same, of links to a host; each lasts `cut_ns` on average. Half cut it off from the router alone.
         stalls: the share of moves that take long; while their host is in trouble, longer than until it is given up.
-        start_ns: on average, from a start until the agent runs; `stillborn`: the share that never does.
+        start_ns: on average, from a start until the worker runs; `stillborn`: the share that never does.
         drains: (from, until, server) that the operator wants drained.
         leaves: whether who may be taken away is.
     """
@@ -78,7 +79,7 @@ class Mix:
     faults: tuple[Fault, ...]
     drains: tuple[tuple[int, int, int], ...]
     leaves: bool
-    holds_rule: bool
+    batching_delays_rule: bool
 
     @classmethod
     def draw(cls, seed: int) -> Mix:
@@ -102,7 +103,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
     arrivals = np.sort(rng.random(count)) ** (2.0 if some(0.3) else 1.0) * horizon_ns
     if some(0.3):
         arrivals = arrivals // (20 * MS) * (20 * MS)  # in bursts, some at the start
-    hold_ns = among(1, 50) * MS if some(0.4) else 0
+    batching_delay_ns = among(1, 50) * MS if some(0.4) else 0
     is_far = some(0.5)
     faulty = some(0.9)
     hang_ns = among(30, 600) * MS
@@ -110,12 +111,12 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
         segments,
         WIDTHS,
         (((True, True),) * segments,) * servers,
-        groups=GROUPS[: whole(1, 5)],
-        outstanding_blocks=whole(1, 5),
-        block_key="any" if some(0.3) else "location",
+        micro_batch_sizes=MICRO_BATCH_SIZES[: whole(1, 5)],
+        outstanding_micro_batches=whole(1, 5),
+        micro_batch_key="any" if some(0.3) else "location",
         max_retries=whole(0, 5),
         shed_expired=some(0.2),
-        max_batching_delay_ns=hold_ns,
+        max_batching_delay_ns=batching_delay_ns,
     )
 
     def every(share: float) -> int:
@@ -165,7 +166,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
         faults=_faults(rng, servers, count, horizon_ns) if faulty else (),
         drains=tuple(_drain(rng, servers, horizon_ns) for _ in range(whole(1, 4))) if some(0.3) else (),
         leaves=some(0.7),
-        holds_rule=some(0.5),
+        batching_delays_rule=some(0.5),
     )
 
 

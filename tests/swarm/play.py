@@ -11,22 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.agent.emulated_lanes import EmulatedDevice
-from hw.agent.lanes import AgentSpec, SchedulerSpec
-from hw.router.agent_handles import AgentSlot, make_all_ready
 from hw.router.interventions import Operator, Order, Wish
 from hw.router.router_loop import Parts, RouterLoop, Routing
 from hw.router.run_requests import HardwareRun, ServedNetwork
 from hw.router.server_port import HardwareServer
+from hw.router.worker_handles import WorkerSlot, make_all_ready
+from hw.worker.emulated_lanes import EmulatedDevice
+from hw.worker.lanes import SchedulerSpec, WorkerSpec
 from kit.random_streams import stream
-from policies.greedy_scheduler import GreedyKnobs
+from policies.greedy_scheduler import GreedyParams
 from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.run_ledger import Ledger
 from policies.run_records import RunRecord
-from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold, HoldRule
+from policies.vocabulary import NS_PER_S, BatchingDelay, BatchingDelayRule, Choice, ClusterView
 from tests.swarm.laws import Laws
-from tests.swarm.mix import ACTIVATION_BYTES, GROUPS, INPUT_BYTES, MS, WIDTHS, Mix
-from tests.swarm.wires import Agenda
+from tests.swarm.mix import ACTIVATION_BYTES, INPUT_BYTES, MICRO_BATCH_SIZES, MS, WIDTHS, Mix
+from tests.swarm.wires import EventQueue
 from tests.swarm.world import World, instance_bytes
 
 
@@ -34,19 +34,19 @@ class Drawer:
     """A router that decides anything that is allowed."""
 
     def __init__(self, mix: Mix) -> None:
-        self._groups = mix.router.groups
-        if mix.holds_rule:
+        self._micro_batch_sizes = mix.router.micro_batch_sizes
+        if mix.batching_delays_rule:
             segments = mix.router.segments
-            self.hold = HoldRule((self._groups[-1],) * segments, (5 * MS,) * segments)
+            self.batching_delay = BatchingDelayRule((self._micro_batch_sizes[-1],) * segments, (5 * MS,) * segments)
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
         """See `RoutingPolicy`."""
-        if view.hold_left_ns and view.candidates < self._groups[-1] and rng.random() < 0.3:
-            return Hold(self._groups[-1], max(1, int(view.hold_left_ns * rng.random())))
+        if view.batching_delay_left_ns and view.candidates < self._micro_batch_sizes[-1] and rng.random() < 0.3:
+            return BatchingDelay(self._micro_batch_sizes[-1], max(1, int(view.batching_delay_left_ns * rng.random())))
         valid = [index for index, server in enumerate(view.servers) if server.valid]
         server = valid[int(rng.random() * len(valid))]
         width = WIDTHS[int(rng.random() * len(WIDTHS))]
-        return Choice(server, width, self._groups[int(rng.random() * len(self._groups))])
+        return Choice(server, width, self._micro_batch_sizes[int(rng.random() * len(self._micro_batch_sizes))])
 
 
 class Beginning:
@@ -88,7 +88,7 @@ def play(seed: int, say: Callable[[str], None] = lambda _: None) -> Played:
     return play_mix(Mix.draw(seed), say)
 
 
-Orders = Callable[[Mix, World, Sequence[AgentSpec]], Callable[[], Iterable[Order]]]
+Orders = Callable[[Mix, World, Sequence[WorkerSpec]], Callable[[], Iterable[Order]]]
 
 
 def play_mix(mix: Mix, say: Callable[[str], None] = lambda _: None, orders: Orders = lambda *_: tuple) -> Played:
@@ -97,9 +97,9 @@ def play_mix(mix: Mix, say: Callable[[str], None] = lambda _: None, orders: Orde
     Args:
         orders: what the operator changes in each run.
     """
-    agenda = Agenda()
-    laws = Laws(agenda)
-    world = World(mix, agenda, laws)
+    event_queue = EventQueue()
+    laws = Laws(event_queue)
+    world = World(mix, event_queue, laws)
     try:
         return Played(tuple(_cluster(mix, world, laws, say, orders)), laws.steps)
     finally:
@@ -120,41 +120,41 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], ord
     segments, count = mix.router.segments, mix.router.servers
     sizes = {(segment, width): instance_bytes(segment, width) for segment in range(1, segments + 1) for width in WIDTHS}
     preload = tuple((segment, 1.0) for segment in range(1, segments + 1)) if mix.preloads else ()
-    knobs = GreedyKnobs(
-        WIDTHS, sizes, 0, GROUPS[-1], max(mix.vram_bytes, 1000 * segments), idle_unload_ns=mix.idle_unload_ns,
-        preload=preload, load_backoff_ns=MS,
+    params = GreedyParams(
+        WIDTHS, sizes, 0, MICRO_BATCH_SIZES[-1], max(mix.vram_bytes, 1000 * segments),
+        idle_unload_ns=mix.idle_unload_ns, preload=preload, load_backoff_ns=MS,
     )  # fmt: skip
     device = EmulatedDevice("", b"", "toy")
     servers = [
         HardwareServer(
             f"server{index}",
             device if mix.shares_device else EmulatedDevice("", b"", "toy"),
-            knobs, 1.0, 2.0, sensor_period_s=0.02, machine="" if mix.shares_device else f"host{index}",
+            params, 1.0, 2.0, sensor_period_s=0.02, machine="" if mix.shares_device else f"host{index}",
         )
         for index in range(count)
     ]  # fmt: skip
     served = ServedNetwork.of_sizes(
         WIDTHS, INPUT_BYTES, [[int(ACTIVATION_BYTES * width) for width in WIDTHS]] * segments
     )
-    arenas = world.open_arenas(mix.rooms * mix.router.groups[-1] * INPUT_BYTES)
-    service = SchedulerSpec(knobs, segments, mix.supervision)
-    specs = [AgentSpec(f"server{index}", world, service) for index in range(count)]  # type: ignore[arg-type]
-    slots = [AgentSlot(partial(world.start, index, spec), ()) for index, spec in enumerate(specs)]
+    arenas = world.open_arenas(mix.rooms * mix.router.micro_batch_sizes[-1] * INPUT_BYTES)
+    service = SchedulerSpec(params, segments, mix.supervision)
+    specs = [WorkerSpec(f"server{index}", world, service) for index in range(count)]  # type: ignore[arg-type]
+    slots = [WorkerSlot(partial(world.start, index, spec), ()) for index, spec in enumerate(specs)]
     transfer_ids = itertools.count()
     records = []
     for _ in range(mix.runs):
         world.faults_end_ns = 0  # what is wrong before a run is for others to tell
-        began_ns = world.agenda.now_ns
+        began_ns = world.event_queue.now_ns
         away = make_all_ready(slots, keep_log=True)
         if not any(process.is_halted for process in world.processes):
-            laws.readied(world.agenda.now_ns - began_ns)
+            laws.readied(world.event_queue.now_ns - began_ns)
         parts = Parts(
             servers, slots, arenas, served, mix.supervision, transfer_ids,
             Operator(_wish(mix, world), orders(mix, world, specs)), away, world.host,
             Beginning(lambda: world.trouble(mix.horizon_ns)), say,  # type: ignore[arg-type]
         )  # fmt: skip
         loop = _loop(mix, world, parts)
-        loop.knobs = [knobs] * count  # type: ignore[attr-defined]
+        loop.params = [params] * count  # type: ignore[attr-defined]
         laws.attach(loop, mix)
         record = loop.carry_out()
         laws.ended(loop, record, mix)
@@ -164,10 +164,10 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], ord
 
 def _wish(mix: Mix, world: World) -> Wish:
     """What the operator wants drained, from the start of the run on."""
-    began_ns = world.agenda.now_ns
+    began_ns = world.event_queue.now_ns
 
     def wanted() -> frozenset[int]:
-        at_ns = world.agenda.now_ns - began_ns
+        at_ns = world.event_queue.now_ns - began_ns
         return frozenset(server for begin_ns, end_ns, server in mix.drains if begin_ns <= at_ns < end_ns)
 
     return wanted
@@ -188,6 +188,6 @@ def _loop(mix: Mix, world: World, parts: Parts) -> RouterLoop:
         if mix.leaves and "may be taken away" in text:  # the operator does
             name = text.partition(":")[0]
             slot = parts.slots[[server.name for server in parts.servers].index(name)]
-            slot.agent.process.die()  # type: ignore[attr-defined]
+            slot.worker.process.die()  # type: ignore[attr-defined]
 
     return RouterLoop(replace(parts, say=hear), run, mix.router, routing, ledger)

@@ -17,16 +17,16 @@ from hw.frontend.client_requests import Tally
 from hw.frontend.connections import Journal
 from hw.frontend.log_segments import LogBounds, SegmentLog
 from hw.host_resources import CollectionMeter
-from hw.router.agent_handles import make_all_ready
 from hw.router.router_loop import Parts, RouterLoop, Routing, RunProgress
 from hw.router.run_requests import HardwareRun, PlannedTraffic
+from hw.router.worker_handles import make_all_ready
 from kit.random_streams import stream
 from policies.faults import Supervision
 from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig
 from policies.router_core import RouterCore
 from policies.vocabulary import NS_PER_S, RequestArrived
 from tests.swarm import play
-from tests.swarm.mix import GROUPS, INPUT_BYTES, MS, US, WIDTHS, Mix
+from tests.swarm.mix import INPUT_BYTES, MICRO_BATCH_SIZES, MS, US, WIDTHS, Mix
 from tests.swarm.world import World
 
 FEW, MANY, GAP_NS = 1000, 3000, 2 * MS
@@ -82,15 +82,15 @@ def lengths(*roots: Any) -> Counter[str]:
 
 
 def mix(*, is_far: bool, kills: int) -> Mix:
-    """At a third of what two servers carry; `kills`: the mean time between two, over all agents."""
+    """At a third of what two servers carry; `kills`: the mean time between two, over all workers."""
     return replace(
         Mix.draw(0), is_far=is_far, kills=kills, horizon_ns=MANY * GAP_NS, arrivals_ns=np.arange(MANY) * GAP_NS,
-        router=RouterConfig(2, WIDTHS, (((True, True),) * 2,) * 2, groups=GROUPS),
+        router=RouterConfig(2, WIDTHS, (((True, True),) * 2,) * 2, micro_batch_sizes=MICRO_BATCH_SIZES),
         supervision=Supervision(hang_ns=500 * MS, stuck_ns=NS_PER_S, backoff_ns=5 * MS, backoff_limit_ns=20 * MS),
         ends="drain", deadline_ns=None, runs=1, rooms=8, shares_device=False, preloads=True, idle_unload_ns=None,
         vram_bytes=1 << 30, pass_ns=500 * US, has_links=False, spins=False, tick_ns=US, pauses=0.0, stops=(),
         late_ns=20 * US, link_ns=20 * US, split=0.0, room_bytes=1 << 20, halts=0, severs=0, cuts=0, stalls=0.0,
-        start_ns=MS, stillborn=0.0, faults=(), drains=(), leaves=False, holds_rule=False,
+        start_ns=MS, stillborn=0.0, faults=(), drains=(), leaves=False, batching_delays_rule=False,
     )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_nothing_grows_with_requests_or_deaths(
         def look(progress: RunProgress) -> None:
             for until, found in zip((FEW, MANY), most, strict=True):
                 if 0.8 * until < progress.completed <= until:
-                    now = lengths(loop, *(each.agent for each in world.processes if not each.is_dead))
+                    now = lengths(loop, *(each.worker for each in world.processes if not each.is_dead))
                     found |= now
 
         run = HardwareRun(

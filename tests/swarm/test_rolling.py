@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from hw.agent.lanes import AgentSpec, Fitting
 from hw.router.interventions import NewModel, Order, Rolling
+from hw.worker.lanes import Fitting, WorkerSpec
 from policies.vocabulary import RunBatch
 from tests.swarm.mix import Mix
 from tests.swarm.play import Drawer, play_mix
@@ -21,7 +21,7 @@ NEW = " of the new model"
 
 @pytest.fixture
 def versions(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[bool]]:
-    """By request: how often an agent of the old model began a pass with it, and one of the new."""
+    """By request: how often a worker of the old model began a pass with it, and one of the new."""
     begun: dict[int, Counter[bool]] = defaultdict(Counter)
     fit = Process.fit
 
@@ -56,13 +56,13 @@ def up(monkeypatch: pytest.MonkeyPatch) -> None:
 def roll(mix: Mix, told: list[str]) -> None:
     """Play a world with a new model on its way."""
 
-    def orders(mix: Mix, world: World, specs: Sequence[AgentSpec]) -> Callable[[], Iterable[Order]]:
+    def orders(mix: Mix, world: World, specs: Sequence[WorkerSpec]) -> Callable[[], Iterable[Order]]:
         world.laws.may_wait = True
-        left = [world.agenda.now_ns + mix.horizon_ns // 4]
+        left = [world.event_queue.now_ns + mix.horizon_ns // 4]
         starts = [partial(world.start, index, replace(spec, name=spec.name + NEW)) for index, spec in enumerate(specs)]
 
         def due() -> Iterable[Order]:
-            if left and world.agenda.now_ns > left[0]:
+            if left and world.event_queue.now_ns > left[0]:
                 left.clear()
                 yield NewModel(starts, Drawer(mix), (), lambda: told.append("took over"), told.append)
 

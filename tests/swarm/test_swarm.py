@@ -15,14 +15,14 @@ import pytest
 
 from policies.interfaces import RouterConfig
 from tests.swarm.laws import Laws
-from tests.swarm.mix import GROUPS, MS, WIDTHS, Mix
+from tests.swarm.mix import MICRO_BATCH_SIZES, MS, WIDTHS, Mix
 from tests.swarm.mutations import mutations
 from tests.swarm.play import descriptors_left, play, play_mix
 
 ROOT = Path(__file__).parents[2]
 TOGETHER = 25
 FIRST_SEEDS = range(0, 50, TOGETHER)
-KEPT = {1204: "the first word of an agent came when a run ended, and was lost: the next run waited for it"}
+KEPT = {1204: "the first word of a worker came when a run ended, and was lost: the next run waited for it"}
 THERE = [each.name for each in mutations()[:5]]  # faults that were in the product
 SHOWN_BY = (0, 0, 264, 0, 4)  # the first seed that showed each; where worlds have changed, another one does
 WITHIN = 1000  # seeds
@@ -57,15 +57,17 @@ def test_a_seed_does_the_same_again() -> None:
         first, second = play(seed), play(seed)
         assert first.steps == second.steps > 100
         for one, other in zip(first.records, second.records, strict=True):
-            assert (one.log, one.agent_logs, one.requests) == (other.log, other.agent_logs, other.requests)
+            assert (one.log, one.worker_logs, one.requests) == (other.log, other.worker_logs, other.requests)
 
 
 def test_under_overload_arrivals_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2,000 come within 100 ms, one server has one block at a time for 5 ms: the router waits a few hundred times, and
-    each still counts from when it was due."""
+    """2,000 come within 100 ms, one server has one micro-batch at a time for 5 ms: the router waits a few hundred
+    times, and each still counts from when it was due."""
     waits = list[float]()
     monkeypatch.setattr(Laws, "looked", lambda laws, has_come, wait_s: waits.append(wait_s))
-    router = RouterConfig(1, WIDTHS, (((True, True),),), groups=GROUPS, outstanding_blocks=1)
+    router = RouterConfig(
+        1, WIDTHS, (((True, True),),), micro_batch_sizes=MICRO_BATCH_SIZES, outstanding_micro_batches=1
+    )
     load = {"arrivals_ns": np.arange(2000) * MS // 20, "horizon_ns": 100 * MS, "pass_ns": 5 * MS, "ends": "cut"}
     calm = dict.fromkeys(("kills", "halts", "severs", "cuts", "stalls", "stillborn", "pauses", "has_links", "spins"), 0)
     rest: dict[str, Any] = dict.fromkeys(("faults", "drains", "stops"), ()) | calm | load

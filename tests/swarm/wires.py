@@ -1,4 +1,4 @@
-"""Time and sockets that are not there: an agenda of events, and streams of bytes between two ends."""
+"""Time and sockets that are not there: an event queue of events, and streams of bytes between two ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 FIRST_DESCRIPTOR = 1 << 20  # none of the process's own
 
 
-class Agenda:
+class EventQueue:
     """What will happen, in order; `now_ns` is the time of whoever acts at the moment."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Link:
 class Stream:
     """One direction of a connection: in order, whatever else."""
 
-    def __init__(self, agenda: Agenda, link: Link, heard: Callable[[], object]) -> None:
-        self._agenda = agenda
+    def __init__(self, event_queue: EventQueue, link: Link, heard: Callable[[], object]) -> None:
+        self._event_queue = event_queue
         self.link = link
         self._heard = heard
         self._held: deque[bytes] = deque()  # while the link is cut
@@ -94,8 +94,8 @@ class Stream:
         self._bring(b"")
 
     def _bring(self, piece: bytes) -> None:
-        self._last_ns = max(self._last_ns, self._agenda.now_ns + self.link.delay())
-        self._agenda.at(self._last_ns, lambda: self._arrive(piece))
+        self._last_ns = max(self._last_ns, self._event_queue.now_ns + self.link.delay())
+        self._event_queue.at(self._last_ns, lambda: self._arrive(piece))
 
     def _arrive(self, piece: bytes) -> None:
         if self.link.is_cut:
@@ -184,8 +184,11 @@ class VirtualSocket:
 
 
 def connection(
-    agenda: Agenda, link: Link, descriptors: tuple[int, int], heard: tuple[Callable[[], object], Callable[[], object]]
+    event_queue: EventQueue,
+    link: Link,
+    descriptors: tuple[int, int],
+    heard: tuple[Callable[[], object], Callable[[], object]],
 ) -> tuple[VirtualSocket, VirtualSocket]:
     """Two ends; `heard`: called when something has come to each."""
-    to_first, to_second = Stream(agenda, link, heard[0]), Stream(agenda, link, heard[1])
+    to_first, to_second = Stream(event_queue, link, heard[0]), Stream(event_queue, link, heard[1])
     return VirtualSocket(descriptors[0], to_second, to_first), VirtualSocket(descriptors[1], to_first, to_second)

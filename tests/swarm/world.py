@@ -1,4 +1,4 @@
-"""The virtual machines of one seed: the router's host, its agents, and what happens to them."""
+"""The virtual machines of one seed: the router's host, its workers, and what happens to them."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from hw.agent.agent_process import Agent
-from hw.agent.emulated_lanes import EmulatedLanes, EmulatedSensor, Ended, Key
-from hw.agent.lanes import AgentSpec, Fitting, Tell, explain
 from hw.clock import Host, readable
-from hw.router.agent_handles import AgentHandle
 from hw.router.server_port import START_LIMIT_NS
-from hw.transport.agent_port import AgentEnd, Mirror, PortBrokenError, PortClosedError, RouterEnd, SentLog
-from hw.transport.messages import Done, FromAgent, Measurement, Ping, Refused, ToAgent, Warm
+from hw.router.worker_handles import WorkerHandle
+from hw.transport.messages import Done, FromWorker, Measurement, Ping, Refused, ToWorker, Warm
 from hw.transport.shared_memory import Arena, LinkLostError, StepLog
+from hw.transport.worker_port import Mirror, PortBrokenError, PortClosedError, RouterEnd, SentLog, WorkerEnd
+from hw.worker.emulated_lanes import EmulatedLanes, EmulatedSensor, Ended, Key
+from hw.worker.lanes import Fitting, Tell, WorkerSpec, explain
+from hw.worker.worker_process import Worker
 from kit.random_streams import stream
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import NS_PER_S
 from tests.swarm.laws import DRAINED_IN_NS, FIRST_PING, Laws
 from tests.swarm.mix import ACTIVATION_BYTES, MS, US, Mix
-from tests.swarm.wires import FIRST_DESCRIPTOR, Agenda, Link, VirtualSocket, connection
+from tests.swarm.wires import FIRST_DESCRIPTOR, EventQueue, Link, VirtualSocket, connection
 
 POLL_NS = 500 * US  # of a router that looks out: coarser than a real one, to play faster
-MAIN, MOVER = 1, 2  # an agent's threads
+MAIN, MOVER = 1, 2  # a worker's threads
 
 
 class Killed(BaseException):
-    """Raised within an agent's code, at whatever it was doing."""
+    """Raised within a worker's code, at whatever it was doing."""
 
 
 class ToyDevice:
-    """`hw.agent.emulated_lanes.DeviceBehavior`: passes take their time, and do not slow each other down."""
+    """`hw.worker.emulated_lanes.DeviceBehavior`: passes take their time, and do not slow each other down."""
 
     segments: int
     context_bytes = 0
@@ -109,7 +109,7 @@ def instance_bytes(segment: int, width: float) -> int:
 
 
 class MemoryLog(StepLog):
-    """A log that outlives its agent; a kill may cut its last frame."""
+    """A log that outlives its worker; a kill may cut its last frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,8 +147,8 @@ class Mover(Executor):
         self._plan_in(2 * world.link_of(self._process.index).delay() + slow_ns)
 
     def _plan_in(self, travel_ns: int) -> None:
-        agenda = self._process.world.agenda
-        agenda.at(agenda.now_ns + travel_ns, self._run)
+        event_queue = self._process.world.event_queue
+        event_queue.at(event_queue.now_ns + travel_ns, self._run)
 
     def _run(self) -> None:
         if self._is_over or self._process.is_dead:
@@ -176,7 +176,7 @@ class FarArena(Arena):
     """`hw.transport.direct_transfers.FarArena` without its sockets: another host's arena, written to when `commit`
     ends.
 
-    The receiver may have it although the sender hears of a lost link; an epoch that is fenced off writes nothing.
+    The receiver may have it although the sender hears of a lost link; an incarnation that is fenced off writes nothing.
     """
 
     waits = True
@@ -191,16 +191,16 @@ class FarArena(Arena):
         world = self._process.world
         there = world.landings.get(address)
         lost = world.link_of(self._process.index).is_alone or world.link_of(self._destination).is_alone
-        if there is None or there.is_dead or self._process.incarnation in there.fenced or lost:
+        if there is None or there.is_dead or self._process.worker_id in there.fenced or lost:
             raise LinkLostError(f"nobody takes {size_bytes} bytes at {address}")
-        world.laws.landed(self._process.incarnation, there.incarnation, self._destination, offset, size_bytes)
+        world.laws.landed(self._process.worker_id, there.worker_id, self._destination, offset, size_bytes)
         there.own_arena.view(offset, size_bytes)[:] = self.view(offset, size_bytes)
         if world.rng.random() < world.mix.split / 4:  # the answer is lost
             raise LinkLostError(f"no answer from {address}")
 
 
 class Process:
-    """An agent's process, from its start to its end, driven step by step.
+    """A worker's process, from its start to its end, driven step by step.
 
     Attributes:
         incarnation: no other's.
@@ -208,12 +208,12 @@ class Process:
         fenced: lives that may write to its arena no more.
     """
 
-    def __init__(self, world: World, index: int, spec: AgentSpec, incarnation: int) -> None:
-        self.world, self.index, self.spec, self.incarnation = world, index, spec, incarnation
+    def __init__(self, world: World, index: int, spec: WorkerSpec, worker_id: int) -> None:
+        self.world, self.index, self.spec, self.worker_id = world, index, spec, worker_id
         self.is_dead = self.is_halted = self.moves_on = self.is_begun = False
         self.fenced: set[int] = set()
         self.mourned: Callable[[], object] = lambda: None  # what its host does when it has ended
-        self.agent: Agent | None = None
+        self.worker: Worker | None = None
         self.socket: VirtualSocket | None = None
         self.log: StepLog = MemoryLog()
         self.own_arena: Arena
@@ -229,19 +229,20 @@ class Process:
 
     def clock_ns(self) -> int:
         """Its own host's; each look takes a little, and may be its last."""
-        agenda = self.world.agenda
-        agenda.now_ns += self.world.mix.tick_ns
+        event_queue = self.world.event_queue
+        event_queue.now_ns += self.world.mix.tick_ns
         if self._dies_in >= 0:
             self._dies_in -= 1
             if self._dies_in < 0:
                 raise Killed
-        now_ns = agenda.now_ns
+        now_ns = event_queue.now_ns
         return now_ns + self._offset_ns + int(self._drift * now_ns)
 
     def _world_ns(self, clock_ns: int) -> int:
         return round((clock_ns - self._offset_ns) / (1 + self._drift))
 
-    # -------------------------------------------------------------------------------------------------------- an epoch
+    # -------------------------------------------------------------------------------------------------------- an
+    # incarnation
 
     def begin(self, socket: Any) -> None:
         """It runs, and has connected."""
@@ -252,30 +253,30 @@ class Process:
             far = [FarArena(world.arena_bytes, self, place) for place in range(world.servers)]
             arenas = (*far[: self.index], self.own_arena, *far[self.index + 1 :])
             self._opened += [*far, self.own_arena]
-            port = AgentEnd(ToAgent, socket, self.own_arena)
+            port = WorkerEnd(ToWorker, socket, self.own_arena)
             self.log = SentLog(port)
         else:
             arenas, self.own_arena = world.arenas, world.arenas[self.index]
-            port = AgentEnd(ToAgent, socket)
+            port = WorkerEnd(ToWorker, socket)
         self._arenas = arenas
 
         def live() -> None:
-            self.agent = Agent(
+            self.worker = Worker(
                 port, replace(self.spec, outfit=self), self.log, Host(self.clock_ns, lambda: 0), self._leave,
                 self.fenced.add, lambda: self._thread,
             )  # fmt: skip
-            self.agent.greet()
-            self._plan(self.agent.act())
+            self.worker.greet()
+            self._plan(self.worker.act())
 
         self._guarded(live)
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
-        """See `hw.agent.lanes.Outfit`."""
+        """See `hw.worker.lanes.Outfit`."""
         mix = self.world.mix
         device = ToyDevice(mix.router.segments, mix.vram_bytes, mix.pass_ns)
         lanes = EmulatedLanes(device, self._arenas, self.index, tell, clock_ns, lambda: Mover(self))
 
-        def measure(message: Measurement) -> FromAgent:
+        def measure(message: Measurement) -> FromWorker:
             assert isinstance(message, Warm)
             return Done(message.number)
 
@@ -288,28 +289,28 @@ class Process:
 
     def woken(self) -> None:
         """Something has come."""
-        self._plan_world(self.world.agenda.now_ns + self.world.lateness())
+        self._plan_world(self.world.event_queue.now_ns + self.world.lateness())
 
     def _plan(self, clock_ns: int) -> None:
         if clock_ns < 1 << 61:
-            now_ns = self.world.agenda.now_ns
+            now_ns = self.world.event_queue.now_ns
             self._plan_world(max(now_ns, self._world_ns(clock_ns)) + self.world.lateness() // 8)
 
     def _plan_world(self, at_ns: int) -> None:
         if self._due_ns is None or at_ns < self._due_ns:
             self._due_ns = at_ns
-            self.world.agenda.at(at_ns, lambda: self._step(at_ns))
+            self.world.event_queue.at(at_ns, lambda: self._step(at_ns))
 
     def _step(self, at_ns: int) -> None:
-        if at_ns != self._due_ns or self.is_dead or self.is_halted or self.agent is None:
+        if at_ns != self._due_ns or self.is_dead or self.is_halted or self.worker is None:
             return
         self._due_ns = None
-        agent = self.agent
+        worker = self.worker
 
         def turn() -> None:
-            if not agent.listen():
+            if not worker.listen():
                 raise Killed
-            self._plan(agent.act())
+            self._plan(worker.act())
 
         self._guarded(turn)
 
@@ -349,14 +350,14 @@ class Process:
             self.socket.close()
         for arena in self._opened:
             arena.close()
-        if self.agent is not None:
-            os.close(self.agent._woken)
-            os.close(self.agent._nudge)
-        self.agent = None
+        if self.worker is not None:
+            os.close(self.worker._woken)
+            os.close(self.worker._nudge)
+        self.worker = None
 
 
-class NearHandle(AgentHandle):
-    """An agent's process beside the router's, as `hw.router.local_agents.AgentProcess`."""
+class NearHandle(WorkerHandle):
+    """A worker's process beside the router's, as `hw.router.local_workers.WorkerProcess`."""
 
     def __init__(self, world: World, process: Process, end: VirtualSocket) -> None:
         super().__init__(process.spec, Tapped(world.laws, process, end), shares_clock=True, host=world.host)
@@ -364,47 +365,47 @@ class NearHandle(AgentHandle):
 
     @property
     def pid(self) -> int:
-        """See `AgentHandle`."""
-        return self.process.incarnation
+        """See `WorkerHandle`."""
+        return self.process.worker_id
 
     def log(self) -> Callable[[], bytes]:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         assert isinstance(self.process.log, MemoryLog)
         return partial(bytes, self.process.log.data)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         self.process.world.signal(self.process, number)
 
     def kill(self) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         self.process.die()
         self.port.close()
 
     def close(self) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         self.kill()
 
     def _how_it_died(self) -> str:
         return "in a virtual world"
 
 
-class FarHandle(AgentHandle):
-    """An agent on another host, as `hw.router.ray_agents.RayAgent`: it joins, and what is asked of its host takes its
+class FarHandle(WorkerHandle):
+    """A worker on another host, as `hw.router.ray_workers.RayWorker`: it joins, and what is asked of its host takes its
     time."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.joining = Tapped(world.laws, process, heard=self._hear_log)
         super().__init__(process.spec, self.joining, shares_clock=False, host=world.host)
         self.process = process
-        self.incarnation, self.address = process.incarnation, f"host{process.index}:{process.incarnation}"
+        self.worker_id, self.address = process.worker_id, f"host{process.index}:{process.worker_id}"
         self._log = bytearray()
         self._is_closed = False
         self._pings = count()
         process.mourned = partial(world.ask_host, process, partial(self.joining.end, "its process has ended"))
 
     def ping_for_order(self) -> None:
-        """The router says something, be the agent there or not; the laws ask in which order the answers come."""
+        """The router says something, be the worker there or not; the laws ask in which order the answers come."""
         if not self._is_closed:
             self.port.post(Ping(FIRST_PING - next(self._pings)))
 
@@ -421,19 +422,19 @@ class FarHandle(AgentHandle):
 
     @property
     def pid(self) -> int:
-        """See `AgentHandle`."""
-        return self.process.incarnation
+        """See `WorkerHandle`."""
+        return self.process.worker_id
 
     def log(self) -> Callable[[], bytes]:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         return partial(bytes, self._log)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         self.process.world.ask_host(self.process, lambda: self.process.world.signal(self.process, number))
 
     def kill(self) -> None:
-        """See `AgentHandle`: its host is told, and it may live on for a while."""
+        """See `WorkerHandle`: its host is told, and it may live on for a while."""
         self._is_closed = True
         self.process.world.ask_host(self.process, self._end)
         self.port.close()
@@ -443,7 +444,7 @@ class FarHandle(AgentHandle):
         self.joining.end("it was killed")
 
     def close(self) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         self._is_closed = True
         self.process.die()
         self.port.close()
@@ -456,12 +457,12 @@ class Tapped(RouterEnd):
     """A router's end whose words are heard by the laws, too."""
 
     def __init__(self, laws: Laws, process: Process, end: Any = None, heard: Any = None) -> None:
-        super().__init__(FromAgent, end, heard=heard)
+        super().__init__(FromWorker, end, heard=heard)
         self._laws, self._process = laws, process
 
     def post(self, message: Any) -> None:
         """See `Port`."""
-        self._laws.posted(self._process.index, self._process.incarnation, message)
+        self._laws.posted(self._process.index, self._process.worker_id, message)
         super().post(message)
 
     def receive(self) -> Sequence[Any]:
@@ -472,16 +473,16 @@ class Tapped(RouterEnd):
             self._laws.broken(self._process.index, str(error))
             raise
         for message in found:
-            self._laws.heard(self._process.index, self._process.incarnation, message)
+            self._laws.heard(self._process.index, self._process.worker_id, message)
         return found
 
 
 @dataclass
 class World:
-    """All of it; `hw.router.agent_handles.Carrier` for the cluster that is under test."""
+    """All of it; `hw.router.worker_handles.Carrier` for the cluster that is under test."""
 
     mix: Mix
-    agenda: Agenda
+    event_queue: EventQueue
     laws: Laws
 
     def __post_init__(self) -> None:
@@ -492,7 +493,7 @@ class World:
         self.arena_bytes = 0
         self.landings: dict[str, Process] = {}
         self.processes: list[Process] = []
-        self._handles: list[AgentHandle] = []
+        self._handles: list[WorkerHandle] = []
         self._lives = count(1)
         self._descriptors = count(FIRST_DESCRIPTOR)
         self._ends: dict[int, VirtualSocket] = {}
@@ -512,36 +513,36 @@ class World:
     # -------------------------------------------------------------------------------------------- the router's process
 
     def _router_clock(self) -> int:
-        agenda, mix = self.agenda, self.mix
-        agenda.now_ns += mix.tick_ns
+        event_queue, mix = self.event_queue, self.mix
+        event_queue.now_ns += mix.tick_ns
         if mix.pauses and self.rng.random() < mix.pauses and self.is_troubled:
-            agenda.now_ns += int(mix.pause_ns * self.rng.exponential())
-        return agenda.now_ns
+            event_queue.now_ns += int(mix.pause_ns * self.rng.exponential())
+        return event_queue.now_ns
 
     @property
     def is_troubled(self) -> bool:
         """Whether faults still come."""
-        return self.agenda.now_ns < self.faults_end_ns
+        return self.event_queue.now_ns < self.faults_end_ns
 
     def _wait(self, descriptors: Collection[int], wait_s: float | None) -> list[int]:
         """See `hw.clock.readable`: the world goes on meanwhile."""
-        agenda = self.agenda
-        entered_ns = agenda.now_ns
+        event_queue = self.event_queue
+        entered_ns = event_queue.now_ns
         if self._stops and self._stops[0] <= entered_ns:
             self._stops.popleft()
             entered_ns += self.mix.stop_ns
         assert wait_s is not None, "the router always has something to wait for"
         until_ns = entered_ns + (round(wait_s * NS_PER_S) or POLL_NS)
         while True:
-            next_ns = agenda.next_ns
+            next_ns = event_queue.next_ns
             if next_ns is None or next_ns > entered_ns:
                 ready = self._ready(descriptors)
                 if ready or next_ns is None or next_ns > until_ns:
-                    agenda.now_ns = entered_ns if ready else until_ns
+                    event_queue.now_ns = entered_ns if ready else until_ns
                     self.laws.looked(bool(ready), wait_s)
                     return ready
                 entered_ns = next_ns
-            agenda.play_next()
+            event_queue.play_next()
 
     def _ready(self, descriptors: Collection[int]) -> list[int]:
         ready = []
@@ -552,7 +553,7 @@ class World:
         return ready
 
     def _may_blame(self, server: int) -> bool:
-        """Whether its agent, its host or the plan may be the cause; else the router itself was away."""
+        """Whether its worker, its host or the plan may be the cause; else the router itself was away."""
         mix = self.mix
         if mix.cuts or any(isinstance(fault, Slowness | Squeeze) for fault in mix.faults):
             return True
@@ -561,7 +562,7 @@ class World:
         return halted or mix.supervision.hang_ns < 40 * slowest_ns
 
     def lateness(self) -> int:
-        """Until an agent that is woken runs."""
+        """Until a worker that is woken runs."""
         return int(self.mix.late_ns * self.rng.exponential())
 
     # -------------------------------------------------------------------------------------------------- see `Carrier`
@@ -578,35 +579,35 @@ class World:
             self.arenas = tuple(Arena(size_bytes) for _ in range(self.servers))
         return self.arenas
 
-    def start(self, server: int, spec: AgentSpec) -> AgentHandle:
+    def start(self, server: int, spec: WorkerSpec) -> WorkerHandle:
         """See `Carrier`: it runs some time later, or never."""
         process = Process(self, server, spec, next(self._lives))
         self.processes.append(process)
-        begin_ns = self.agenda.now_ns + int(self.mix.start_ns * self.rng.exponential())
+        begin_ns = self.event_queue.now_ns + int(self.mix.start_ns * self.rng.exponential())
         is_stillborn = self.is_troubled and self.rng.random() < self.mix.stillborn
         descriptors = next(self._descriptors), next(self._descriptors)
         handle: NearHandle | FarHandle
-        router_end, agent_end = connection(
-            self.agenda, self.link_of(server), descriptors, (lambda: None, process.woken)
+        router_end, worker_end = connection(
+            self.event_queue, self.link_of(server), descriptors, (lambda: None, process.woken)
         )
         self._ends[descriptors[0]] = router_end
-        process.socket = agent_end
+        process.socket = worker_end
 
         def begin() -> None:
             if process.is_dead:
                 return
             if is_stillborn and self.rng.random() < 0.5:
-                refuse(process, agent_end)
+                refuse(process, worker_end)
             elif is_stillborn:
                 process.die()
                 return
             else:
-                process.begin(agent_end)
+                process.begin(worker_end)
             if isinstance(handle, FarHandle):
                 join = partial(handle.join, router_end)
-                self.agenda.at(self.agenda.now_ns + self.link_of(server).delay(), join)
+                self.event_queue.at(self.event_queue.now_ns + self.link_of(server).delay(), join)
 
-        self.agenda.at(begin_ns, begin)
+        self.event_queue.at(begin_ns, begin)
         if not self.mix.is_far:
             handle = NearHandle(self, process, router_end)
             self._handles.append(handle)
@@ -616,21 +617,21 @@ class World:
         self._current[server] = handle
         self.landings[handle.address] = process
         for _ in range(3):
-            at_ns = self.agenda.now_ns + int(1.5 * self.mix.start_ns * self.rng.exponential())
-            self.agenda.at(at_ns, handle.ping_for_order)
+            at_ns = self.event_queue.now_ns + int(1.5 * self.mix.start_ns * self.rng.exponential())
+            self.event_queue.at(at_ns, handle.ping_for_order)
         return handle
 
     def ask_host(self, process: Process, what: Callable[[], object]) -> None:
-        """Something that is asked of an agent's host: it hears of it when its link is there."""
+        """Something that is asked of a worker's host: it hears of it when its link is there."""
         link = self.link_of(process.index)
 
         def arrive() -> None:
             if link.is_cut:
-                self.agenda.at(self.agenda.now_ns + 10 * MS, arrive)
+                self.event_queue.at(self.event_queue.now_ns + 10 * MS, arrive)
             else:
                 what()
 
-        self.agenda.at(self.agenda.now_ns + link.delay() + int(20 * MS * self.rng.exponential()), arrive)
+        self.event_queue.at(self.event_queue.now_ns + link.delay() + int(20 * MS * self.rng.exponential()), arrive)
 
     def signal(self, process: Process, number: signal.Signals) -> None:
         """By the plan."""
@@ -650,7 +651,7 @@ class World:
 
     def trouble(self, lasts_ns: int) -> None:
         """Plan all that is not in the run's own plan, for so long from now on."""
-        mix, from_ns = self.mix, self.agenda.now_ns
+        mix, from_ns = self.mix, self.event_queue.now_ns
         until_ns = from_ns + lasts_ns
         self._stops = deque(sorted(from_ns + at_ns for at_ns in mix.stops))
         for mean_ns, strike in (
@@ -661,8 +662,8 @@ class World:
         ):
             at_ns = from_ns
             while mean_ns and (at_ns := at_ns + int(mean_ns * self.rng.exponential())) < until_ns:
-                self.agenda.at(at_ns, partial(self._strike, strike))
-        self.agenda.at(until_ns, self._heal)
+                self.event_queue.at(at_ns, partial(self._strike, strike))
+        self.event_queue.at(until_ns, self._heal)
         self.faults_end_ns = until_ns
 
     def _strike(self, strike: Callable[[Process], object]) -> None:
@@ -685,8 +686,8 @@ class World:
         link = self.link_of(process.index)
         if not link.is_cut:
             link.is_cut, link.is_alone = True, self.rng.random() < 0.5
-            end_ns = self.agenda.now_ns + int(self.mix.cut_ns * self.rng.exponential())
-            self.agenda.at(end_ns, lambda: self._mend(link))
+            end_ns = self.event_queue.now_ns + int(self.mix.cut_ns * self.rng.exponential())
+            self.event_queue.at(end_ns, lambda: self._mend(link))
 
     def _mend(self, link: Link) -> None:
         link.is_cut = link.is_alone = False
@@ -701,8 +702,8 @@ class World:
 
 
 def refuse(process: Process, end: Any) -> None:
-    """What an agent says that cannot open its device, and leaves."""
-    port = AgentEnd(ToAgent, end)
+    """What a worker says that cannot open its device, and leaves."""
+    port = WorkerEnd(ToWorker, end)
     port.post(Refused("internal_error", "RuntimeError: drawn"))
     port.flush()
     process.die()

@@ -22,7 +22,7 @@ from jobs.learning.training import (
     Episode,
     JobLearner,
     JobNetwork,
-    JobPPOKnobs,
+    JobPPOParams,
     _Choices,
     advantages,
 )
@@ -77,7 +77,7 @@ def test_odds_are_a_softmax_over_the_rows_of_each_decision() -> None:
     made = [episode(rng, net), episode(rng, net)]
     choices = _Choices.of(made, np.zeros(128, np.float32))
     with torch.no_grad():
-        log_prob = choices.log_prob_by(JobLearner(JobPPOKnobs(), 0).actor)
+        log_prob = choices.log_prob_by(JobLearner(JobPPOParams(), 0).actor)
     drawn = np.concatenate([each.log_prob[each.counts > 1] for each in made])
     assert log_prob.numpy() == pytest.approx(drawn, abs=1e-4)
     assert len(drawn) < choices.decisions == 128
@@ -86,7 +86,7 @@ def test_odds_are_a_softmax_over_the_rows_of_each_decision() -> None:
 def test_it_learns_which_arm_pays() -> None:
     """From as good as chance to nearly always, though the number of arms changes."""
     learner, rng = (
-        JobLearner(JobPPOKnobs(policy_rate=3e-3, kl_stop=0.03, lam=0.0), 1),
+        JobLearner(JobPPOParams(policy_rate=3e-3, kl_stop=0.03, lam=0.0), 1),
         np.random.default_rng(2),
     )
     gains = []
@@ -101,7 +101,7 @@ def test_it_learns_which_arm_pays() -> None:
 
 def test_steps_end_where_the_policy_has_moved_far_enough() -> None:
     rng = np.random.default_rng(0)
-    learner = JobLearner(JobPPOKnobs(policy_rate=3e-2, steps=80), 1)
+    learner = JobLearner(JobPPOParams(policy_rate=3e-2, steps=80), 1)
     stats = learner.update([episode(rng, JobNet(learner.actor.weights()))])
     assert 0 < stats.steps < 80
     assert stats.kl > 0.015
@@ -121,7 +121,7 @@ def test_windows_without_a_choice_teach_nothing() -> None:
         pooled=some.pooled[:0],
         rewards=nothing,
     )
-    both, alone, idle = (JobLearner(JobPPOKnobs(steps=3), 1) for _ in range(3))
+    both, alone, idle = (JobLearner(JobPPOParams(steps=3), 1) for _ in range(3))
     assert both.update([none, some, none]) == alone.update([some])
     before = idle.actor.weights()
     assert idle.update([none, none]).decisions == 0

@@ -15,7 +15,7 @@ from jobs.job_traces import JobTrace
 from jobs.learning.scoring_network import SIZES, JobNet, Learned, LearnedSpec, NamedPolicy, fresh_weights, read_learned
 from jobs.learning.training import (
     BASELINES,
-    JobPPOKnobs,
+    JobPPOParams,
     TrainingConfig,
     Windows,
     in_system_s,
@@ -139,7 +139,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_learns_to_serve_small_and_first_come_jobs(tmp_path: Path) -> None:
     """On a crowded cluster it comes to wait less than first-fit in order of arrival, from worse than that."""
-    this = config(epochs=25, episodes=8, knobs=JobPPOKnobs(policy_rate=2e-3, kl_stop=0.03))
+    this = config(epochs=25, episodes=8, params=JobPPOParams(policy_rate=2e-3, kl_stop=0.03))
     train(this, tmp_path / "a.safetensors")
     history = history_in(tmp_path / "a.safetensors")
     early, late = ([epoch["score"] / epoch["base_score"] for epoch in part] for part in (history[:5], history[-5:]))

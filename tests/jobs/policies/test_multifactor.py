@@ -10,12 +10,12 @@ import pytest
 from jobs.job_records import NodeOutage
 from jobs.job_simulation import JobRun, JobSimulation, JobWorld
 from jobs.policies.job_cluster import JobArrived, NodeGroup
-from jobs.policies.job_orders import Accounts, Features, JobBook, MultifactorKnobs
+from jobs.policies.job_orders import Accounts, Features, JobBook, MultifactorParams
 from jobs.policies.named_policies import JobPolicy
 from tests.jobs.sim.worlds import S, jobs
 
 DAY_S = 86_400
-HOUR = MultifactorKnobs(weight_age=0, weight_size=0, half_life_s=3600, period_s=600)
+HOUR = MultifactorParams(weight_age=0, weight_size=0, half_life_s=3600, period_s=600)
 
 
 def priorities(accounts: Accounts, rows: list[tuple[int, int]], now_s: int) -> list[float]:
@@ -29,7 +29,7 @@ def priorities(accounts: Accounts, rows: list[tuple[int, int]], now_s: int) -> l
 
 def test_a_priority_is_the_weighted_sum_of_its_factors() -> None:
     """Three days old of fourteen, 16 GPUs of 64; its user has used three quarters with half of the shares."""
-    accounts = Accounts(MultifactorKnobs(), gpus=64, nodes=8)
+    accounts = Accounts(MultifactorParams(), gpus=64, nodes=8)
     for job, user in enumerate(("ann", "bob")):
         accounts.arrive(JobArrived(job, 16, 0, user=user), 0)
     accounts.hold(0, 3, 0)
@@ -40,7 +40,7 @@ def test_a_priority_is_the_weighted_sum_of_its_factors() -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs, expected",
+    "parameters, expected",
     [
         ({"weight_age": 700, "weight_size": 0}, [100, 350, 700]),  # 2, 7 and 15 of 14 days old
         ({"weight_age": 0, "weight_size": 640}, [45, 80, 320]),  # 1, 8 and 32 of 64 GPUs, on 1, 1 and 4 of 8 nodes
@@ -48,8 +48,8 @@ def test_a_priority_is_the_weighted_sum_of_its_factors() -> None:
         ({"weight_age": 0, "weight_size": 1}, [1, 1, 1]),  # 0 is for jobs that are held
     ],
 )
-def test_each_factor_by_itself(knobs: dict[str, Any], expected: list[float]) -> None:
-    accounts = Accounts(MultifactorKnobs(weight_fairshare=0, **knobs), gpus=64, nodes=8)
+def test_each_factor_by_itself(params: dict[str, Any], expected: list[float]) -> None:
+    accounts = Accounts(MultifactorParams(weight_fairshare=0, **params), gpus=64, nodes=8)
     for job in range(3):
         accounts.arrive(JobArrived(job, 1, 0), 0)
     assert priorities(accounts, [(13 * DAY_S, 1), (8 * DAY_S, 8), (0, 32)], 15 * DAY_S) == expected
@@ -58,15 +58,15 @@ def test_each_factor_by_itself(knobs: dict[str, Any], expected: list[float]) -> 
 def test_shares_damping_and_accounts() -> None:
     """ann has three of four shares and has used half: 2^-(0.5 / 0.75), and with a damping of 2 its root."""
     for damping in (1.0, 2.0):
-        knobs = MultifactorKnobs(weight_age=0, weight_size=0, damping=damping, shares={"ann": 3.0}, account="user")
-        accounts = Accounts(knobs, gpus=8, nodes=1)
+        params = MultifactorParams(weight_age=0, weight_size=0, damping=damping, shares={"ann": 3.0}, account="user")
+        accounts = Accounts(params, gpus=8, nodes=1)
         accounts.arrive(JobArrived(0, 1, 0, user="ann", vc="x"), 0)
         accounts.arrive(JobArrived(1, 1, 0, user="", vc="x"), 0)  # nobody: its VC
         for job in range(2):
             accounts.hold(job, 4, 0)
         expected = [10_000 * 2 ** -(0.5 / 0.75 / damping), 10_000 * 2 ** -(0.5 / 0.25 / damping)]
         assert priorities(accounts, [(0, 1), (0, 1)], 300) == np.floor(expected).tolist()
-    by_vc = Accounts(MultifactorKnobs(weight_age=0, weight_size=0, account="vc"), gpus=8, nodes=1)
+    by_vc = Accounts(MultifactorParams(weight_age=0, weight_size=0, account="vc"), gpus=8, nodes=1)
     for job, user in enumerate(("ann", "bob")):
         by_vc.arrive(JobArrived(job, 1, 0, user=user, vc="x"), 0)
     by_vc.hold(0, 1, 0)
@@ -78,14 +78,14 @@ def test_fair_tree_ranks_accounts() -> None:
 
     A real Slurm with eight users had 8/9 for each of two who had used nothing, then 6/9, 5/9 and so on.
     """
-    knobs = MultifactorKnobs(weight_age=0, weight_size=0, fair_tree=True, shares={"ann": 3.0})
-    accounts = Accounts(knobs, gpus=8, nodes=1)
+    params = MultifactorParams(weight_age=0, weight_size=0, fair_tree=True, shares={"ann": 3.0})
+    accounts = Accounts(params, gpus=8, nodes=1)
     for job, user in enumerate(("ann", "bob", "eve")):
         accounts.arrive(JobArrived(job, 1, 0, user=user), 0)
     for job in range(2):
         accounts.hold(job, 4, 0)
     assert priorities(accounts, [(0, 1)] * 3, 300) == [5000, 2500, 7500]
-    nobody = Accounts(knobs, gpus=8, nodes=1)
+    nobody = Accounts(params, gpus=8, nodes=1)
     for job, user in enumerate(("ann", "bob")):
         nobody.arrive(JobArrived(job, 1, 0, user=user), 0)
     assert priorities(nobody, [(0, 1)] * 2, 300) == np.floor([20_000 / 3] * 2).tolist()
@@ -117,9 +117,9 @@ def test_usage_is_that_of_an_account_kept_period_by_period() -> None:
 
 def test_nobody_holds_gpus_when_all_is_done() -> None:
     """Also of jobs under which a node died; what was used is the record's GPU time (nothing decays here)."""
-    knobs = MultifactorKnobs.model_construct(half_life_s=1e300, period_s=7)
+    params = MultifactorParams.model_construct(half_life_s=1e300, period_s=7)
     scene = jobs((0, 30, 4), (5, 30, 2), (5, 70, 2), user=["ann", "ann", "bob"])
-    policy = JobPolicy(order="multifactor", multifactor=knobs)
+    policy = JobPolicy(order="multifactor", multifactor=params)
     world = JobWorld((NodeGroup(2, 4),), outages=(NodeOutage(10 * S, 20 * S, 0),))
     simulation = JobSimulation(world, JobRun(scene, policy))
     record = simulation.run()

@@ -19,7 +19,7 @@ import pytest
 from jobs.job_simulation import JobRun, JobSimulation, JobWorld
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup, Speeds
-from jobs.policies.named_policies import PreemptionKnobs, policy_of
+from jobs.policies.named_policies import PreemptionParams, policy_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TYPES = ("v100", "p100", "k80")
@@ -45,8 +45,8 @@ def mean_jct_h(name: str, seed: int, many: int = 800) -> float:
     submit_s, classes = np.cumsum(rng.exponential(4000, many)), rng.choice(list(speeds().by_class), many)
     jobs = JobTrace.of(submit_s, 60 * 10**exponent, np.ones(many), job_class=classes)
     world = JobWorld(tuple(NodeGroup(8, 1, kind) for kind in TYPES), speeds())
-    knobs = PreemptionKnobs(round_s=360, restart_s=0)
-    record = JobSimulation(world, JobRun(jobs, policy_of(name, knobs))).run()
+    params = PreemptionParams(round_s=360, restart_s=0)
+    record = JobSimulation(world, JobRun(jobs, policy_of(name, params))).run()
     return float(record.jct_s[many // 4 : 3 * many // 4].mean()) / 3600
 
 

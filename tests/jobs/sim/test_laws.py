@@ -24,7 +24,7 @@ from jobs.policies.job_cluster import (
     StartJob,
     Wake,
 )
-from jobs.policies.named_policies import KINDS, PreemptionKnobs, policy_of
+from jobs.policies.named_policies import KINDS, PreemptionParams, policy_of
 from tests.jobs.sim.worlds import S, require_sane
 
 BLIND = [
@@ -44,7 +44,7 @@ KNOWING = [
 ]
 GROUPS = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
 SPEEDS = Speeds({"net": {"fast": 2.0, "slow": 0.7}}, spread_slowdown=1.3)
-KNOBS = PreemptionKnobs(round_s=20, restart_s=3, hysteresis=1.2, min_run_s=5)
+PARAMS = PreemptionParams(round_s=20, restart_s=3, hysteresis=1.2, min_run_s=5)
 
 
 def test_each_kind_of_rival_is_among_those_that_are_tested() -> None:
@@ -135,10 +135,10 @@ class Watched(JobSimulation):
 
 
 def watched(name: str, jobs: JobTrace, seed: int) -> tuple[JobsRecord, Watched]:
-    knobs = (
-        KNOBS.model_copy(update={"round_s": 80.0}) if name.startswith("gavel") else KNOBS
+    params = (
+        PARAMS.model_copy(update={"round_s": 80.0}) if name.startswith("gavel") else PARAMS
     )  # a programme takes milliseconds
-    simulation = Watched(world(seed), JobRun(jobs, policy_of(name, knobs)))
+    simulation = Watched(world(seed), JobRun(jobs, policy_of(name, params)))
     record = simulation.run()
     require_sane(record)
     return record, simulation

@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from jobs.job_simulation import JobRun, JobSimulation, JobWorld
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup
-from jobs.policies.named_policies import PreemptionKnobs, policy_of
+from jobs.policies.named_policies import PreemptionParams, policy_of
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 LOAD = 0.7
@@ -38,14 +38,14 @@ def means(
     name: str, draw: Draw, load: float = LOAD, servers: int = 1, round_s: float = 0.1, runs: int = 8, jobs: int = 2000
 ) -> np.ndarray:
     """Mean sojourn times of independent runs; jobs of one GPU on one node."""
-    knobs = PreemptionKnobs(round_s=round_s, restart_s=0)
+    params = PreemptionParams(round_s=round_s, restart_s=0)
     found = []
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         submit_s = np.cumsum(rng.exponential(1 / (load * servers), jobs))
         trace = JobTrace.of(submit_s, np.maximum(draw(rng, jobs), 1e-6), np.ones(jobs, int))
         world = JobWorld((NodeGroup(1, servers),))
-        found.append(JobSimulation(world, JobRun(trace, policy_of(name, knobs))).run().jct_s[WARM:].mean())
+        found.append(JobSimulation(world, JobRun(trace, policy_of(name, params))).run().jct_s[WARM:].mean())
     return np.array(found)
 
 

@@ -11,7 +11,7 @@ from jobs.job_records import JobsRecord, NodeOutage, sampled_variability
 from jobs.job_simulation import JobRun, JobSimulation, JobWorld
 from jobs.job_traces import JobTrace, read_trace
 from jobs.policies.job_cluster import NodeGroup, Variability
-from jobs.policies.named_policies import PreemptionKnobs, policy_of
+from jobs.policies.named_policies import PreemptionParams, policy_of
 from scenarios.files.bundled_files import SHIPPED
 from tests.jobs.sim.test_laws import drawn
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
@@ -67,7 +67,7 @@ def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> Non
     groups = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
     variability = sampled_variability(groups, {"net": 0.2, "": 0.02}, seed)
     world = JobWorld(groups, outages=(NodeOutage(50 * S, 300 * S, 1),), restart_ns=3 * S, variability=variability)
-    simulation = JobSimulation(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_s=20))))
+    simulation = JobSimulation(world, JobRun(drawn(seed), policy_of(name, PreemptionParams(round_s=20))))
     record = simulation.run()
     require_sane(record)
     assert (record.is_done | record.is_refused).all()
@@ -83,7 +83,7 @@ def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:
     classes = np.random.default_rng(seed).choice(["compute", "memory"], len(trace))
     scene = JobTrace.of(trace.submit_s, trace.run_s, trace.gpus, job_class=classes)
     variability = sampled_variability(groups, {"compute": 0.1, "memory": 0.01}, seed)
-    record = run(name, scene, groups=groups, knobs=PreemptionKnobs(round_s=300, restart_s=0), variability=variability)
+    record = run(name, scene, groups=groups, params=PreemptionParams(round_s=300, restart_s=0), variability=variability)
     slowest, held_gpu_s = (
         min(map(min, variability.by_class["compute"])),
         (record.held_ns * record.jobs.gpus_used).sum() / S,

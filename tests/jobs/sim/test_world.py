@@ -10,7 +10,7 @@ import pytest
 from jobs.job_records import NodeOutage, sampled_outages, snapshot_at
 from jobs.job_simulation import JobWorld
 from jobs.policies.job_cluster import NodeGroup, Speeds
-from jobs.policies.named_policies import JobPolicy, PreemptionKnobs
+from jobs.policies.named_policies import JobPolicy, PreemptionParams
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 
@@ -114,10 +114,10 @@ def test_those_who_come_last_make_room_and_no_more_than_are_needed() -> None:
 def test_hysteresis_and_least_run_protect_those_that_run() -> None:
     scene = jobs((0, 10, 1), (1, 6, 1))  # 9 s are left when a job of 6 comes
     assert run(SRTF, scene, nodes=(1,)).preemptions[0] == 1
-    held = PreemptionKnobs(restart_s=0, hysteresis=1.6)
-    assert run(SRTF, scene, nodes=(1,), knobs=held).preemptions[0] == 0
-    least = PreemptionKnobs(round_s=1, restart_s=0, min_run_s=2)
-    record = run(SRTF, scene, nodes=(1,), knobs=least)
+    held = PreemptionParams(restart_s=0, hysteresis=1.6)
+    assert run(SRTF, scene, nodes=(1,), params=held).preemptions[0] == 0
+    least = PreemptionParams(round_s=1, restart_s=0, min_run_s=2)
+    record = run(SRTF, scene, nodes=(1,), params=least)
     assert seconds(record.start_ns) == [0, 2]
 
 
@@ -140,7 +140,7 @@ def test_where_all_takes_seven_times_as_long_it_begins_seven_times_as_late(polic
             policy,
             jobs(*zip(by * submit_s, by * run_s, gpus, strict=True), vc=vc),
             nodes=(4, 4),
-            knobs=PreemptionKnobs(round_s=by * 10, restart_s=by),
+            params=PreemptionParams(round_s=by * 10, restart_s=by),
             restart_ns=by * S,
         ).start_ns
         for by in (1, 7)

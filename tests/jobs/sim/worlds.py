@@ -11,11 +11,11 @@ from jobs.job_records import NOT_YET, JobsRecord
 from jobs.job_simulation import JobRun, JobSimulation, JobWorld
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup
-from jobs.policies.named_policies import JobPolicy, PreemptionKnobs, policy_of
+from jobs.policies.named_policies import JobPolicy, PreemptionParams, policy_of
 from jobs.wait_bound import BoundProblem
 
 S = 1_000_000_000
-FREE = PreemptionKnobs(round_s=10, restart_s=0)
+FREE = PreemptionParams(round_s=10, restart_s=0)
 
 
 def jobs(*rows: tuple[float, float, int], **columns: Any) -> JobTrace:
@@ -28,13 +28,13 @@ def run(
     policy: str | JobPolicy,
     these: JobTrace,
     nodes: Sequence[int] = (4,),
-    knobs: PreemptionKnobs = FREE,
+    params: PreemptionParams = FREE,
     run_options: dict[str, Any] | None = None,
     **world: Any,
 ) -> JobsRecord:
     """On nodes with so many GPUs each."""
     groups = world.pop("groups", tuple(NodeGroup(1, gpus) for gpus in nodes))
-    chosen = policy_of(policy, knobs) if isinstance(policy, str) else policy
+    chosen = policy_of(policy, params) if isinstance(policy, str) else policy
     record = JobSimulation(JobWorld(groups, **world), JobRun(these, chosen, **(run_options or {}))).run()
     require_sane(record)
     return record

@@ -15,12 +15,12 @@ from policies.compiled.adaptive_kernels import view_of
 from policies.compiled.plan_layout import (
     NONE,
     OUTSIDE,
+    ObservationRecord,
     Plan,
     PlanRow,
     SeenServer,
-    Sheet,
     alike_of,
-    blank_sheet,
+    blank_observation,
     cost_table,
     work_keys,
 )
@@ -35,7 +35,7 @@ from policies.rules.rule_context import ComposedRouter, RouterContext
 from policies.rules.rule_parts import (
     FixedWidths,
     Ladder,
-    LargestGroup,
+    LargestMicroBatch,
     LeastWork,
     RoundRobin,
     ShortestDelay,
@@ -49,13 +49,13 @@ from tests.parity.scenarios import Scenario
 
 def context_of(servers: int = 2) -> RouterContext:
     profiles = [worlds.profile(f"p{n}", speed=1.0 - 0.1 * n) for n in range(servers)]
-    spec = worlds.cluster(profiles, router={"groups": (1, 2, 4)})
+    spec = worlds.cluster(profiles, router={"micro_batch_sizes": (1, 2, 4)})
     return Scenario("two", spec, worlds.run(spec, np.array([0.0]), 1.0)).context()
 
 
 CONTEXT = context_of()
 CONFIG = CONTEXT.config
-GROUP, QUEUE = LargestGroup(CONFIG.groups), ShortestQueue()
+MICRO_BATCH_SIZE, QUEUE = LargestMicroBatch(CONFIG.micro_batch_sizes), ShortestQueue()
 FULL = FixedWidths(CONFIG.widths, (1.0, 1.0, 1.0, 1.0))
 
 
@@ -103,7 +103,7 @@ class OwnWidths(FixedWidths):
         return 0.25
 
 
-class OwnGroup(LargestGroup):
+class OwnMicroBatchSize(LargestMicroBatch):
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         return 1
 
@@ -118,7 +118,7 @@ class OwnSlackFit(SlackFit):
 
 
 def slackfit(**changes: Any) -> SlackFit:
-    return replace(SlackFit(ShortestQueue(), CONTEXT.costs, CONFIG.widths, CONFIG.groups, 1000), **changes)
+    return replace(SlackFit(ShortestQueue(), CONTEXT.costs, CONFIG.widths, CONFIG.micro_batch_sizes, 1000), **changes)
 
 
 def variants(**changes: Any) -> Variants:
@@ -136,8 +136,8 @@ def milp(**changes: Any) -> RoutingPolicy:
     return found
 
 
-def by(width: Any = FULL, placement: Any = QUEUE, group: Any = GROUP) -> ComposedRouter:
-    return ComposedRouter(placement, width, group)
+def by(width: Any = FULL, placement: Any = QUEUE, micro_batch_size: Any = MICRO_BATCH_SIZE) -> ComposedRouter:
+    return ComposedRouter(placement, width, micro_batch_size)
 
 
 ASKED: dict[str, Callable[[], RoutingPolicy]] = {
@@ -149,15 +149,15 @@ ASKED: dict[str, Callable[[], RoutingPolicy]] = {
     "widths of its own in a placement": lambda: by(
         placement=ShortestDelay(CONTEXT.costs, OwnWidths(CONFIG.widths, FULL.tuple_))
     ),
-    "a group of its own": lambda: by(group=OwnGroup(CONFIG.groups)),
-    "a composition of its own": lambda: OwnComposition(ShortestQueue(), FULL, GROUP),
+    "a group of its own": lambda: by(micro_batch_size=OwnMicroBatchSize(CONFIG.micro_batch_sizes)),
+    "a composition of its own": lambda: OwnComposition(ShortestQueue(), FULL, MICRO_BATCH_SIZE),
     "a known rule under another name": lambda: OwnSlackFit(ShortestQueue(), Costs(), CONFIG.widths, (1,), 1000),
     "widths of another network": lambda: by(FixedWidths((0.5, 1.0), (1.0, 1.0, 1.0, 1.0))),
     "a tuple that is too short": lambda: by(FixedWidths(CONFIG.widths, (1.0, 1.0))),
     "rungs of other classes": lambda: by(Ladder(CONFIG.widths, ((FULL.tuple_,),) * 2, (1.0,))),
-    "an empty group": lambda: by(group=LargestGroup((0,))),
-    "no group": lambda: by(group=LargestGroup(())),
-    "groups that do not ascend": lambda: slackfit(groups=(4, 1)),
+    "an empty group": lambda: by(micro_batch_size=LargestMicroBatch((0,))),
+    "no group": lambda: by(micro_batch_size=LargestMicroBatch(())),
+    "groups that do not ascend": lambda: slackfit(micro_batch_sizes=(4, 1)),
     "a share that is no whole number": lambda: slackfit(share_ns=0.5),
     "a share beyond 64 bits": lambda: slackfit(share_ns=10**21),
     "two cost models": lambda: by(FULL, placement=ShortestDelay(Costs(), variants())),
@@ -236,7 +236,7 @@ def test_a_table_of_moves_has_every_source() -> None:
 
 def test_servers_that_cost_the_same_share_the_rows_of_tables() -> None:
     """Every cost that a rule asks for is found in them, whichever servers are alike."""
-    costs, config = Costs(), replace(CONFIG, holds=CONFIG.holds[:1] * 5)
+    costs, config = Costs(), replace(CONFIG, fits=CONFIG.fits[:1] * 5)
     costs.alike = Alike(devices=(7, 7, 3, 7, 3), links=(2, 2, 2, 5, 5), racks=(0, 0, 1, 1, 1))
     assert alike_of(config, costs) == Alike((0, 0, 1, 0, 1), (0, 0, 0, 1, 1), (0, 0, 1, 1, 1))
     assert len(cost_table(config, costs, "batch")) == 2
@@ -268,7 +268,7 @@ def test_ways_are_those_of_all_pairs() -> None:
 
 def test_tables_are_of_one_cost_model_and_one_network() -> None:
     """They are kept, so that a run need not make them again."""
-    one, wider = Costs(), replace(CONFIG, groups=(1, 2, 4, 8))
+    one, wider = Costs(), replace(CONFIG, micro_batch_sizes=(1, 2, 4, 8))
     assert cost_table(CONFIG, one, "batch") is cost_table(CONFIG, one, "batch")
     assert cost_table(CONFIG, Costs(), "batch") is not cost_table(CONFIG, one, "batch")
     assert cost_table(wider, one, "batch").shape[2] == 9
@@ -281,17 +281,17 @@ def test_a_plan_that_nobody_filled_in_asks_whoever_runs_it() -> None:
 
 
 def test_a_view_of_a_sheet_is_what_a_rule_that_plans_reads() -> None:
-    config: RouterConfig = replace(CONFIG, holds=(CONFIG.holds[0], (((False,) * 4),) * 4))
-    sheet = blank_sheet(2)
-    seen, first = Sheet(sheet), SeenServer(sheet, Sheet.size)
+    config: RouterConfig = replace(CONFIG, fits=(CONFIG.fits[0], (((False,) * 4),) * 4))
+    observation = blank_observation(2)
+    seen, first = ObservationRecord(observation), SeenServer(observation, ObservationRecord.size)
     seen.now_ns, seen.segment, seen.previous_width, seen.location = 9, 1, 3, 0
     seen.candidates, seen.entered_ns, seen.fifo_length, seen.completed = 5, 2, 6, 40
-    first.code, first.holds, first.requests, first.blocks = 15, 15, 7, 1
-    view = view_of(sheet, config)
+    first.code, first.fits, first.requests, first.micro_batches = 15, 15, 7, 1
+    view = view_of(observation, config)
     assert (view.now_ns, view.candidates, view.head_entered_ns, view.fifo_length, view.completed) == (9, 5, 2, 6, 40)
     assert (view.head.segment, view.head.previous_width, view.head.location) == (2, 0.75, 0)
     one, other = view.servers
-    assert (one.valid, one.outstanding_requests, one.outstanding_blocks, any(one.widths)) == (True, 7, 1, True)
-    assert (other.valid, other.outstanding_blocks, any(other.widths)) == (False, 0, False)
+    assert (one.valid, one.outstanding_requests, one.outstanding_micro_batches, any(one.widths)) == (True, 7, 1, True)
+    assert (other.valid, other.outstanding_micro_batches, any(other.widths)) == (False, 0, False)
     seen.segment = seen.previous_width = 0
-    assert view_of(sheet, config).head.previous_width == IMAGE
+    assert view_of(observation, config).head.previous_width == IMAGE

@@ -14,15 +14,21 @@ from policies.ppo.spec import PolicySpec
 from scenarios.learn.ppo import PolicyNetwork
 from tests.policies.cluster_views import WIDTHS
 
-GROUPS = (1, 2, 4, 8, 16, 32)
-HOLDS_S = (0.002, 0.01)
+MICRO_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+BATCHING_DELAYS_S = (0.002, 0.01)
 Doubles = npt.NDArray[np.float64]
 
 
-def spec_of(servers: int, holds_s: tuple[float, ...] = ()) -> PolicySpec:
+def spec_of(servers: int, batching_delays_s: tuple[float, ...] = ()) -> PolicySpec:
     """Four widths and six groups."""
     limits_w = (250.0,) * servers
-    return PolicySpec(segments=4, widths=WIDTHS, groups=GROUPS, power_limits_w=limits_w, holds_s=holds_s)
+    return PolicySpec(
+        segments=4,
+        widths=WIDTHS,
+        micro_batch_sizes=MICRO_BATCH_SIZES,
+        power_limits_w=limits_w,
+        batching_delays_s=batching_delays_s,
+    )
 
 
 def network_of(spec: PolicySpec, hidden: tuple[int, ...] = (64, 64), seed: int = 0) -> PolicyNetwork:
@@ -57,7 +63,7 @@ class Seen:
     observation: Floats
     codes: npt.NDArray[np.int64]
     uniforms: Doubles
-    may_hold: Bools
+    may_delay: Bools
 
     @property
     def server_mask(self) -> Bools:
@@ -88,7 +94,7 @@ def act_on(
     act(
         layout.pack(tensors_of(network)), layout.sizes(), chosen, seen.observation, seen.codes[chosen],
         seen.uniforms[chosen], eps, np.full(layout.scratch, np.nan, np.float32), drawn.actions, drawn.log_prob,
-        drawn.value, drawn.server_mask, drawn.width_mask, seen.may_hold[chosen], drawn.hold_mask,
+        drawn.value, drawn.server_mask, drawn.width_mask, seen.may_delay[chosen], drawn.batching_delay_mask,
     )  # fmt: skip
     ones = np.ones(count, np.float32)
     return replace(drawn, observation=seen.observation, eps=eps * ones, images=ones)
@@ -100,10 +106,10 @@ def experience_of(
     seed: int = 0,
     eps: float = 0.1,
     hidden: tuple[int, ...] = (64, 64),
-    holds_s: tuple[float, ...] = (),
+    batching_delays_s: tuple[float, ...] = (),
 ) -> tuple[PolicyNetwork, Experience]:
     """A network and what it is to learn from, drawn by another not far from it: some ratios are clipped, some not."""
-    rng, spec = np.random.default_rng(seed), spec_of(servers, holds_s)
+    rng, spec = np.random.default_rng(seed), spec_of(servers, batching_delays_s)
     network = network_of(spec, hidden, seed)
     experience = act_on(network, spec, seen_by(spec, rows, rng), eps)
     drift = rng.normal(0, 0.2, rows).astype(np.float32)
@@ -113,4 +119,4 @@ def experience_of(
 
 
 def spec_for(experience: Experience) -> PolicySpec:
-    return spec_of(experience.server_mask.shape[1], HOLDS_S if experience.hold_mask.size else ())
+    return spec_of(experience.server_mask.shape[1], BATCHING_DELAYS_S if experience.batching_delay_mask.size else ())

@@ -14,7 +14,7 @@ from policies.ppo import PolicySpec
 from policies.ppo.kernels import Experience, Layout, act, empty, joined
 from tests.policies.cluster_views import WIDTHS
 
-SPEC = PolicySpec(segments=4, widths=WIDTHS, groups=(1, 4, 16), power_limits_w=(250.0, 250.0, 100.0))
+SPEC = PolicySpec(segments=4, widths=WIDTHS, micro_batch_sizes=(1, 4, 16), power_limits_w=(250.0, 250.0, 100.0))
 BEST = (2, 1)  # indices of width and group
 NOTHING = empty(SPEC, 0)
 
@@ -83,7 +83,7 @@ class BanditRollouts:
         act(
             weights, self._layout.sizes(), np.arange(rows), seen, codes, self._rng.random((rows, 3)), eps, scratch,
             blank.actions, blank.log_prob, blank.value, blank.server_mask, blank.width_mask,
-            np.zeros(rows, np.bool_), blank.hold_mask,
+            np.zeros(rows, np.bool_), blank.batching_delay_mask,
         )  # fmt: skip
         self.decisions += rows
         hits = (blank.actions[:, 0] == best_server(seen)) + (blank.actions[:, 1:] == BEST).sum(axis=1)

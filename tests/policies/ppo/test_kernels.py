@@ -8,7 +8,7 @@ from policies.ppo.kernels import TILE, Layout, exp, multiply, tanh
 from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo import loss_of
 from tests.policies.ppo.problems import (
-    HOLDS_S,
+    BATCHING_DELAYS_S,
     act_on,
     masked_softmax,
     network_of,
@@ -99,17 +99,17 @@ def test_weights_survive_packing(hidden: tuple[int, ...]) -> None:
 # -------------------------------------------------------------------------------------------------------- drawing
 
 
-@pytest.mark.parametrize(("servers", "holds_s"), [(1, ()), (3, ()), (10, ()), (3, HOLDS_S)])
+@pytest.mark.parametrize(("servers", "batching_delays_s"), [(1, ()), (3, ()), (10, ()), (3, BATCHING_DELAYS_S)])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("hidden", [(64, 64), (24,), (16, 16, 40)])
 def test_act_draws_what_numpy_draws(
-    servers: int, holds_s: tuple[float, ...], eps: float, hidden: tuple[int, ...]
+    servers: int, batching_delays_s: tuple[float, ...], eps: float, hidden: tuple[int, ...]
 ) -> None:
     """5000 rows with any masks: each drawn index is the one whose interval the uniform number lies in.
 
     The interval is torch's and numpy's; it may be missed by float32's noise, 2e-6, and by no more.
     """
-    spec, rng = spec_of(servers, holds_s), np.random.default_rng(servers)
+    spec, rng = spec_of(servers, batching_delays_s), np.random.default_rng(servers)
     network, seen, rows = network_of(spec, hidden), seen_by(spec, 5000, rng), np.arange(5000)
     acted = act_on(network, spec, seen, eps)
     with torch.inference_mode():
@@ -121,9 +121,9 @@ def test_act_draws_what_numpy_draws(
         masked_softmax(logits[:, servers : servers + 4], chosen),
         masked_softmax(logits[:, servers + 4 : servers + 10], np.ones((5000, 6), np.bool_)),
     ]
-    if holds_s:
-        may = seen.may_hold[:, None] | [True, False, False]
-        assert np.array_equal(acted.hold_mask, may)
+    if batching_delays_s:
+        may = seen.may_delay[:, None] | [True, False, False]
+        assert np.array_equal(acted.batching_delay_mask, may)
         shares.append(masked_softmax(logits[:, servers + 10 :], may))
         assert set(acted.actions[:, 3]) == {0, 1, 2}
     log_prob = np.zeros(5000)

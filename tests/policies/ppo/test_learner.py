@@ -9,13 +9,13 @@ from kit.errors import WorkError
 from policies.ppo.kernels import Experience
 from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo import PolicyNetwork, Trainer, advantages, explained_variance, loss_of
-from tests.policies.ppo.problems import HOLDS_S, Doubles, experience_of, hidden_of, masked_softmax, spec_for
+from tests.policies.ppo.problems import BATCHING_DELAYS_S, Doubles, experience_of, hidden_of, masked_softmax, spec_for
 
-KNOBS = TrainingSection()
+PARAMS = TrainingSection()
 
 
-def trainer_of(network: PolicyNetwork, experience: Experience, **knobs: Any) -> Trainer:
-    section = KNOBS.model_copy(update={"hidden": hidden_of(network), "learning_rate": 1e-3, **knobs})
+def trainer_of(network: PolicyNetwork, experience: Experience, **params: Any) -> Trainer:
+    section = PARAMS.model_copy(update={"hidden": hidden_of(network), "learning_rate": 1e-3, **params})
     trainer = Trainer(lambda _: None, spec_for(experience), section, 0)  # type: ignore[arg-type, return-value]
     trainer.network.load_state_dict(network.state_dict())
     return trainer
@@ -25,17 +25,17 @@ def shares_of(network: PolicyNetwork, e: Experience) -> list[Doubles]:
     """Each head's probabilities (Eq. 2-4), by numpy."""
     with torch.inference_mode():
         logits = network(torch.from_numpy(e.observation))[0].numpy()
-    masks = [e.server_mask, e.width_mask, np.ones((len(e), 6), np.bool_), e.hold_mask]
+    masks = [e.server_mask, e.width_mask, np.ones((len(e), 6), np.bool_), e.batching_delay_mask]
     starts = np.cumsum([mask.shape[1] for mask in masks])[:-1]
     parts = zip(np.split(logits, starts, axis=1), masks, strict=True)
     return [masked_softmax(part, mask) for part, mask in parts if mask.shape[1]]
 
 
-@pytest.mark.parametrize(("servers", "holds_s"), [(1, ()), (3, ()), (10, ()), (3, HOLDS_S)])
+@pytest.mark.parametrize(("servers", "batching_delays_s"), [(1, ()), (3, ()), (10, ()), (3, BATCHING_DELAYS_S)])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 1.0])
-def test_the_loss_is_the_papers(servers: int, holds_s: tuple[float, ...], eps: float) -> None:
+def test_the_loss_is_the_papers(servers: int, batching_delays_s: tuple[float, ...], eps: float) -> None:
     """Eq. 5, 6 and 8-13 written down once more, in float64: what is lost, and each figure of it, over images."""
-    network, e = experience_of(servers, 2000, eps=eps, holds_s=holds_s)
+    network, e = experience_of(servers, 2000, eps=eps, batching_delays_s=batching_delays_s)
     advantage, rows = advantages(e.reward, e.value, e.images), np.arange(2000)
     shares = shares_of(network, e)
     chosen = [share[rows, e.actions[:, head]] for head, share in enumerate(shares)]
@@ -47,35 +47,35 @@ def test_the_loss_is_the_papers(servers: int, holds_s: tuple[float, ...], eps: f
     entropies = [-(share * np.log(np.where(share > 0, share, 1))).sum(axis=1) for share in shares]
     each = [-gain, miss**2 / 2, ratio - 1 - np.log(ratio), np.abs(ratio - 1) > 0.2, *entropies]
     wanted = [float(np.average(figure, weights=e.images)) for figure in each]
-    loss, figures = loss_of(network, e, advantage, KNOBS)
+    loss, figures = loss_of(network, e, advantage, PARAMS)
     assert figures.tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     assert loss.item() == pytest.approx(wanted[0] + 0.5 * wanted[1] - 0.01 * sum(wanted[4:]), rel=1e-4)
     assert 0.2 < wanted[3] < 0.5  # some are clipped, some not: both branches were there
 
 
 def test_a_block_counts_as_often_as_it_has_images() -> None:
-    """What is learned from blocks is what is learned where each image was decided about alone."""
-    network, blocks = experience_of(3, 300)
-    apart = blocks.rows(np.repeat(np.arange(300), blocks.images.astype(int)))
+    """What is learned from micro-batches is what is learned where each image was decided about alone."""
+    network, micro_batches = experience_of(3, 300)
+    apart = micro_batches.rows(np.repeat(np.arange(300), micro_batches.images.astype(int)))
     gradients = []
-    for e in (blocks, replace(apart, images=np.ones(len(apart), np.float32))):
+    for e in (micro_batches, replace(apart, images=np.ones(len(apart), np.float32))):
         network.zero_grad()
-        loss, _ = loss_of(network, e, advantages(e.reward, e.value, e.images), KNOBS)
+        loss, _ = loss_of(network, e, advantages(e.reward, e.value, e.images), PARAMS)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients.append(np.hstack([each.grad.ravel() for each in network.parameters() if each.grad is not None]))
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("holds_s", [(), HOLDS_S])
-def test_an_update_makes_what_gained_likelier(holds_s: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("batching_delays_s", [(), BATCHING_DELAYS_S])
+def test_an_update_makes_what_gained_likelier(batching_delays_s: tuple[float, ...]) -> None:
     """Three epochs in minibatches that are nearly equal; the figures have their names."""
-    network, e = experience_of(3, 1003, holds_s=holds_s)
+    network, e = experience_of(3, 1003, batching_delays_s=batching_delays_s)
     trainer = trainer_of(network, e, minibatch=101)
     advantage = advantages(e.reward, e.value, e.images)
-    before = loss_of(network, e, advantage, KNOBS)[0].item()
+    before = loss_of(network, e, advantage, PARAMS)[0].item()
     figures = trainer.update(e)
-    assert loss_of(trainer.network, e, advantage, KNOBS)[0].item() < before
-    assert ("entropy/hold" in figures) == bool(holds_s)
+    assert loss_of(trainer.network, e, advantage, PARAMS)[0].item() < before
+    assert ("entropy/batching_delay" in figures) == bool(batching_delays_s)
     assert all(state["step"] == 30 for state in trainer.optimizer.state.values())
 
 

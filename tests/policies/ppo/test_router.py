@@ -25,9 +25,16 @@ from policies.ppo import kernels
 from policies.ppo.kernels import CompiledRouter
 from policies.ppo.ppo_router import EndlessRouter, PPORouter
 from policies.ppo.spec import RELU, PolicySpec
-from policies.vocabulary import Choice, ClusterView, HeadKey, Hold, ServerView
+from policies.vocabulary import BatchingDelay, Choice, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import WIDTHS, choice_of, server, view
-from tests.policies.ppo.problems import GROUPS, HOLDS_S, masked_softmax, network_of, spec_of, tensors_of
+from tests.policies.ppo.problems import (
+    BATCHING_DELAYS_S,
+    MICRO_BATCH_SIZES,
+    masked_softmax,
+    network_of,
+    spec_of,
+    tensors_of,
+)
 
 NOISE = 1e-5  # logits of size 10 in float32, through three layers
 
@@ -62,10 +69,10 @@ class Torch(NamedTuple):
         with torch.inference_mode():
             logits = self.network(torch.from_numpy(self.spec.observation.observe(seen))[None])[0][0].double().numpy()
         count = self.spec.servers
-        server, width, group = logits[:count].copy(), logits[count : count + 4].copy(), logits[count + 4 :]
+        server, width, micro_batch_size = logits[:count].copy(), logits[count : count + 4].copy(), logits[count + 4 :]
         server[[not each.valid for each in seen.servers]] = -np.inf
         width[[not may for may in seen.servers[chosen].widths]] = -np.inf
-        return [server, width, group]
+        return [server, width, micro_batch_size]
 
 
 def router_of(servers: int, deterministic: bool) -> tuple[Torch, PPORouter]:
@@ -95,7 +102,11 @@ def test_the_most_probable_is_torchs(servers: int, rectified: bool) -> None:
     for _ in range(1000):
         seen = any_view(servers, rng)
         choice = choice_of(router, seen, rng)
-        drawn = choice.server, reference.spec.widths.index(choice.width), reference.spec.groups.index(choice.group)
+        drawn = (
+            choice.server,
+            reference.spec.widths.index(choice.width),
+            reference.spec.micro_batch_sizes.index(choice.micro_batch_size),
+        )
         for logits, index in zip(reference.heads(seen, choice.server), drawn, strict=True):
             assert logits[index] >= logits.max() - NOISE
             ties += index != int(logits.argmax())
@@ -111,7 +122,11 @@ def test_what_is_drawn_is_torchs(servers: int) -> None:
         seen = any_view(servers, rng)
         again.bit_generator.state = rng.bit_generator.state
         choice = choice_of(router, seen, rng)
-        drawn = choice.server, reference.spec.widths.index(choice.width), reference.spec.groups.index(choice.group)
+        drawn = (
+            choice.server,
+            reference.spec.widths.index(choice.width),
+            reference.spec.micro_batch_sizes.index(choice.micro_batch_size),
+        )
         heads = reference.heads(seen, choice.server)
         for logits, index, uniform in zip(heads, drawn, again.random(3), strict=True):
             shares = masked_softmax(logits, np.isfinite(logits))
@@ -121,7 +136,7 @@ def test_what_is_drawn_is_torchs(servers: int) -> None:
         assert again.bit_generator.state == rng.bit_generator.state  # three numbers, as in numpy
 
 
-def chosen_by_numpy(router: PPORouter, seen: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+def chosen_by_numpy(router: PPORouter, seen: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
     """Server, width among those that it can hold, group and hold: the likeliest of each, or what a number falls on."""
     spec, logits = router.spec, router.logits(router.spec.observation.observe(seen))
     heads = np.split(logits, np.cumsum(spec.head_sizes)[:-1])
@@ -132,9 +147,13 @@ def chosen_by_numpy(router: PPORouter, seen: ClusterView, rng: np.random.Generat
         return int(shares.argmax() if uniforms is None else np.searchsorted(shares.cumsum(), uniforms[head], "right"))
 
     server = pick(0, [each.valid for each in seen.servers])
-    width, group = pick(1, seen.servers[server].widths), pick(2, [True] * len(spec.groups))
-    hold = pick(3, spec.waits.mask(seen))
-    return spec.waits.hold(hold, seen) if hold else Choice(server, spec.widths[width], spec.groups[group])
+    width, micro_batch_size = pick(1, seen.servers[server].widths), pick(2, [True] * len(spec.micro_batch_sizes))
+    batching_delay = pick(3, spec.waits.mask(seen))
+    return (
+        spec.waits.batching_delay(batching_delay, seen)
+        if batching_delay
+        else Choice(server, spec.widths[width], spec.micro_batch_sizes[micro_batch_size])
+    )
 
 
 def holding_views(count: int) -> list[ClusterView]:
@@ -144,14 +163,14 @@ def holding_views(count: int) -> list[ClusterView]:
     for _ in range(count):
         left_ns, candidates = int(rng.integers(0, 3)) * 4_000_000, int(rng.integers(1, 32))
         seen = any_view(3, rng)
-        views.append(msgspec.structs.replace(seen, hold_left_ns=left_ns, candidates=candidates))
+        views.append(msgspec.structs.replace(seen, batching_delay_left_ns=left_ns, candidates=candidates))
     return views
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
     """As numpy says, with four numbers from the stream; going on is what the other heads say."""
-    spec = spec_of(3, HOLDS_S)
+    spec = spec_of(3, BATCHING_DELAYS_S)
     tensors = tensors_of(network_of(spec, seed=3))
     router = PPORouter(spec, tensors, deterministic=deterministic)
     compiled, numpy = np.random.default_rng(0), np.random.default_rng(0)
@@ -159,13 +178,17 @@ def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
     answers = [router.choose(each, compiled) for each in views]
     assert answers == [chosen_by_numpy(router, each, numpy) for each in views]
     assert compiled.bit_generator.state == numpy.bit_generator.state
-    held = [(each, hold) for each, hold in zip(views, answers, strict=True) if isinstance(hold, Hold)]
+    held = [
+        (each, batching_delay)
+        for each, batching_delay in zip(views, answers, strict=True)
+        if isinstance(batching_delay, BatchingDelay)
+    ]
     assert 100 < len(held) < 1900
-    for seen, hold in held:
-        larger = [group for group in spec.groups if group > seen.candidates]
-        assert hold.requests == larger[0]
-        assert 0 < hold.wait_ns <= seen.hold_left_ns
-    waits_ns = {hold.wait_ns for _, hold in held}
+    for seen, batching_delay in held:
+        larger = [micro_batch_size for micro_batch_size in spec.micro_batch_sizes if micro_batch_size > seen.candidates]
+        assert batching_delay.requests == larger[0]
+        assert 0 < batching_delay.wait_ns <= seen.batching_delay_left_ns
+    waits_ns = {batching_delay.wait_ns for _, batching_delay in held}
     assert len(waits_ns) >= 2
     assert waits_ns <= {2_000_000, 4_000_000, 8_000_000}
 
@@ -219,7 +242,11 @@ def test_compiled_code_decides_as_the_router_does(servers: int, deterministic: b
         choice = choice_of(router, seen, np.random.default_rng(seed))
         assert inputs == compiled.scratch[: eyes.size].tobytes()
         spec = reference.spec
-        assert (found[0], spec.widths[found[1]], spec.groups[found[2]]) == (choice.server, choice.width, choice.group)
+        assert (found[0], spec.widths[found[1]], spec.micro_batch_sizes[found[2]]) == (
+            choice.server,
+            choice.width,
+            choice.micro_batch_size,
+        )
 
 
 def test_logarithms_are_pythons() -> None:
@@ -273,12 +300,12 @@ assert not IS_ON
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))
     choice = choice_of(router, seen, np.random.default_rng(0))
-    assert done.stdout.split() == [str(choice.server), str(choice.width), str(choice.group)]
+    assert done.stdout.split() == [str(choice.server), str(choice.width), str(choice.micro_batch_size)]
 
 
 # -------------------------------------------------------------------------------------------------------- files
 
-CONFIG = RouterConfig(segments=4, widths=WIDTHS, holds=(((True,) * 4,) * 4,) * 3, groups=GROUPS)
+CONFIG = RouterConfig(segments=4, widths=WIDTHS, fits=(((True,) * 4,) * 4,) * 3, micro_batch_sizes=MICRO_BATCH_SIZES)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -298,10 +325,10 @@ def test_a_saved_router_decides_as_before(tmp_path: Path, deterministic: bool) -
 @pytest.mark.parametrize(
     "config, words",
     [
-        (replace(CONFIG, holds=CONFIG.holds[:2]), "servers: expected 2, found 3"),
+        (replace(CONFIG, fits=CONFIG.fits[:2]), "servers: expected 2, found 3"),
         (replace(CONFIG, segments=3), "segments: expected 3, found 4"),
         (replace(CONFIG, widths=(0.5, 1.0)), r"widths: expected \[0.5, 1.0\], found \[0.25, 0.5, 0.75, 1.0\]"),
-        (replace(CONFIG, groups=(1, 2)), r"groups: expected \[1, 2\], found \[1, 2, 4, 8, 16, 32\]"),
+        (replace(CONFIG, micro_batch_sizes=(1, 2)), r"groups: expected \[1, 2\], found \[1, 2, 4, 8, 16, 32\]"),
     ],
 )
 def test_a_router_for_another_cluster_is_refused(tmp_path: Path, config: RouterConfig, words: str) -> None:
@@ -393,7 +420,7 @@ def test_without_an_end_it_sees_no_more_completed_than_a_training_run_has() -> N
     stretch_ns, seen = 1000, list[ClusterView]()
 
     class Watched(PPORouter):
-        def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
             seen.append(view)
             return super().choose(view, rng)
 

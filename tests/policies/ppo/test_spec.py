@@ -44,18 +44,18 @@ def test_what_a_file_says() -> None:
 
 def test_waits_are_told_only_by_a_router_that_has_them(tmp_path: Path) -> None:
     """One without them has the file that it had, and never holds; a file with wrong ones is refused."""
-    assert "holds_s" not in SPEC.to_json()
-    holding = replace(SPEC, holds_s=(0.01, 0.02))
+    assert "batching_delays_s" not in SPEC.to_json()
+    holding = replace(SPEC, batching_delays_s=(0.01, 0.02))
     assert PolicySpec.from_json(holding.to_json()) == holding
     assert holding.head_sizes == (*SPEC.head_sizes, 3)
     assert PPORouter.load(saved(tmp_path / "router.safetensors", holding), CONFIG).spec == holding
-    with pytest.raises(ValueError, match=r"holds_s: .* must ascend"):
+    with pytest.raises(ValueError, match=r"batching_delays_s: .* must ascend"):
         PolicySpec.from_json(holding.to_json().replace("0.02", "0.001"))
 
 
 def test_every_difference_is_named() -> None:
     """With what was expected and what was found, all at once."""
-    other = RouterConfig(3, (0.5, 0.75), (((True, True),) * 3,), groups=(1, 2))
+    other = RouterConfig(3, (0.5, 0.75), (((True, True),) * 3,), micro_batch_sizes=(1, 2))
     with pytest.raises(InputError, match="another cluster") as caught:
         SPEC.require(other, "router.safetensors")
     for part in (

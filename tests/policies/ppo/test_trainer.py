@@ -15,15 +15,15 @@ from scenarios.learn.ppo import PolicyNetwork, Trainer, exploration
 from sim.compiled.rollout import Rollouts
 from tests.policies.ppo.rollouts import BEST, SPEC, BanditRollouts, best_server
 
-KNOBS = TrainingSection(
+PARAMS = TrainingSection(
     decisions=4000, batch=400, minibatch=100, hidden=(16, 16), learning_rate=3e-3, eps_decay=3000, checkpoint_every=1
 )
 
 
 def trainer_of(
-    begin: Callable[[int], BanditRollouts] = BanditRollouts, seed: int = 0, path: Path | None = None, **knobs: Any
+    begin: Callable[[int], BanditRollouts] = BanditRollouts, seed: int = 0, path: Path | None = None, **params: Any
 ) -> Trainer:
-    section = KNOBS.model_copy(update=knobs)
+    section = PARAMS.model_copy(update=params)
     return Trainer(cast("Callable[[int], Rollouts]", begin), SPEC, section, seed, path)
 
 
@@ -68,15 +68,23 @@ def test_log_has_reward_losses_and_exploration() -> None:
     trainer = trainer_of()
     trainer.run(lambda done, scalars: logged.append((done, scalars)))
     assert [done for done, _ in logged] == [480, 880, 1280, 1680, 2160, 2560, 2960, 3360, 3760]  # at 2000 80 are lost
-    wanted = {"loss/policy", "loss/value", "entropy/server", "entropy/width", "entropy/group", "eps", "reward/latency"}
+    wanted = {
+        "loss/policy",
+        "loss/value",
+        "entropy/server",
+        "entropy/width",
+        "entropy/micro_batch_size",
+        "eps",
+        "reward/latency",
+    }
     wanted |= {"update/approx_kl", "update/clip_fraction", "update/grad_norm", "update/explained_variance"}
     assert wanted < set(logged[0][1])
     assert logged[0][1]["reward/accuracy"] == pytest.approx(logged[0][1]["reward/mean"])
     rollouts = bandits_of(trainer)
-    assert [eps for eps, _ in rollouts.asked[:2]] == [exploration(KNOBS, 0), exploration(KNOBS, 400)]
+    assert [eps for eps, _ in rollouts.asked[:2]] == [exploration(PARAMS, 0), exploration(PARAMS, 400)]
     assert sum(scalars["decisions/forgotten"] for _, scalars in logged) == rollouts.forgotten == 80
     assert logged[-1][1]["decisions/waiting"] == rollouts.waiting == 80
-    assert rollouts.decisions == KNOBS.decisions
+    assert rollouts.decisions == PARAMS.decisions
     assert logged[-1][1]["episodes"] == rollouts.episodes == len(rollouts.seeds)
 
 
@@ -112,5 +120,5 @@ def test_a_finished_training_decides_nothing_more(tmp_path: Path) -> None:
 
 def test_eps_falls_linearly_and_stays() -> None:
     """Eq. 5's schedule: eps_max at 0, half way at T_dec / 2, eps_min from T_dec on."""
-    knobs = TrainingSection(eps_max=0.5, eps_min=0.1, eps_decay=100)
-    assert [exploration(knobs, t) for t in (0, 50, 100, 10**6)] == pytest.approx([0.5, 0.3, 0.1, 0.1])
+    params = TrainingSection(eps_max=0.5, eps_min=0.1, eps_decay=100)
+    assert [exploration(params, t) for t in (0, 50, 100, 10**6)] == pytest.approx([0.5, 0.3, 0.1, 0.1])

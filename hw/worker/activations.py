@@ -1,16 +1,17 @@
-"""The account of an agent's device memory, the GPU memory that waiting activations hold, and the agent's activations.
+"""The account of a worker's device memory, the GPU memory that waiting activations hold, and the worker's activations.
 
-`MemoryBudget` is the one account of all device memory of an agent.
+`MemoryBudget` is the one account of all device memory of a worker.
 
-GPU memory (`KeptBlocks`): activations hold whole blocks, however few of a block's rows are still needed. A block is
-counted from the time that one of its rows is kept until the last one is forgotten. Rows of a block leave at different
-times if a router splits a batch. Copying the remaining rows out at once would cost each such batch a copy and a wait,
-and most of these blocks are gone within milliseconds. So a block counts as *thin* when less than half of it is needed,
-and thin blocks are copied out only when blocks hold more than twice the needed bytes and `SLACK_BYTES`, or when memory
-is short (`Activations`). Each copy is less than half as large as its block, so all successive copies of a block
-together are smaller than the block.
+GPU memory (`KeptMicroBatches`): activations hold whole micro-batches, however few of a micro-batch's rows are still
+needed. A micro-batch is counted from the time that one of its rows is kept until the last one is forgotten. Rows of a
+micro-batch leave at different times if a router splits a batch. Copying the remaining rows out at once would cost each
+such batch a copy and a wait, and most of these micro-batches are gone within milliseconds. So a micro-batch counts as
+*thin* when less than half of it is needed, and thin blocks are copied out only when blocks hold more than twice the
+needed bytes and `SLACK_BYTES`, or when memory is short (`Activations`). Each copy is less than half as large as its
+micro-batch, so all successive copies of a micro-batch together are smaller than the micro-batch.
 
-`Activations` stores an agent's activations between batches: single ones as rows of the blocks in which they came.
+`Activations` stores a worker's activations between batches: single ones as rows of the micro-batches in which they
+came.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hw.agent.cuda import finish, lacks_memory
 from hw.networks.servable import Row, gather, gather_into, has_channels_last, rows_of
 from hw.transport.messages import Input, Move, Moved
 from hw.transport.shared_memory import Arena
+from hw.worker.cuda import finish, lacks_memory
 
 # ---------------------------------------------------------------------------------------------------- the memory budget
 
@@ -60,7 +61,8 @@ class MemoryBudget:
             self.used_bytes -= size_bytes
 
 
-# ------------------------------------------------------------------------------------------------- the memory of blocks
+# ------------------------------------------------------------------------------------------------- the memory of
+# micro-batches
 
 
 SLACK_BYTES: Final = 1 << 28
@@ -68,13 +70,13 @@ SLACK_BYTES: Final = 1 << 28
 
 
 class _Entry:
-    """A block, and the requests whose rows of it are kept."""
+    """A micro-batch, and the requests whose rows of it are kept."""
 
-    def __init__(self, block: Tensor, rows: dict[int, Row]) -> None:
-        self.block = block
+    def __init__(self, micro_batch: Tensor, rows: dict[int, Row]) -> None:
+        self.micro_batch = micro_batch
         self.rows = rows
-        self.held_bytes = block.untyped_storage().nbytes()  # with padding, and other data in it
-        self.row_bytes = block[0].nbytes
+        self.held_bytes = micro_batch.untyped_storage().nbytes()  # with padding, and other data in it
+        self.row_bytes = micro_batch[0].nbytes
 
     @property
     def is_thin(self) -> bool:
@@ -82,18 +84,18 @@ class _Entry:
         return 2 * len(self.rows) * self.row_bytes < self.held_bytes
 
 
-class KeptBlocks:
-    """The ledger of one agent. The caller holds the lock of its activations.
+class KeptMicroBatches:
+    """The ledger of one worker. The caller holds the lock of its activations.
 
     Args:
-        budget: counts the bytes that blocks hold.
-        slack_bytes: that blocks may hold beyond twice the needed bytes.
+        budget: counts the bytes that micro-batches hold.
+        slack_bytes: that micro-batches may hold beyond twice the needed bytes.
     """
 
     def __init__(self, budget: MemoryBudget, slack_bytes: int = SLACK_BYTES) -> None:
         self._budget = budget
         self._slack_bytes = slack_bytes
-        self._entries: dict[int, _Entry] = {}  # by the block's identity: it lives as long as it is here
+        self._entries: dict[int, _Entry] = {}  # by the micro-batch's identity: it lives as long as it is here
         self.held_bytes = 0
         self.needed_bytes = 0
 
@@ -103,49 +105,51 @@ class KeptBlocks:
         return self.held_bytes > 2 * self.needed_bytes + self._slack_bytes
 
     def holds(self, row: Row) -> bool:
-        """Return whether its block is counted here."""
+        """Return whether its micro-batch is counted here."""
         return id(row[0]) in self._entries
 
     def add(self, rows: Mapping[int, Row]) -> None:
-        """Count the blocks of these, by request.
+        """Count the micro-batches of these, by request.
 
         Raises:
             MemoryError: they exceed the budget; nothing is counted.
         """
-        blocks = {id(block): block for block, _ in rows.values()}
-        fresh = {key: _Entry(block, {}) for key, block in blocks.items() if key not in self._entries}
+        micro_batches = {id(micro_batch): micro_batch for micro_batch, _ in rows.values()}
+        fresh = {key: _Entry(micro_batch, {}) for key, micro_batch in micro_batches.items() if key not in self._entries}
         size_bytes = sum(entry.held_bytes for entry in fresh.values())
         self._budget.take(size_bytes)
         self.held_bytes += size_bytes
         self._entries.update(fresh)
-        for key in blocks:
+        for key in micro_batches:
             entry = self._entries[key]
-            of_block = (
-                rows if len(blocks) == 1 else {request: row for request, row in rows.items() if id(row[0]) == key}
+            of_micro_batch = (
+                rows
+                if len(micro_batches) == 1
+                else {request: row for request, row in rows.items() if id(row[0]) == key}
             )
-            entry.rows.update(of_block)
-            self.needed_bytes += len(of_block) * entry.row_bytes
+            entry.rows.update(of_micro_batch)
+            self.needed_bytes += len(of_micro_batch) * entry.row_bytes
 
     def remove(self, rows: Iterable[tuple[int, Row | Exception | None]]) -> None:
-        """Remove these, which are no longer needed; those of no block here belong to another store."""
+        """Remove these, which are no longer needed; those of no micro-batch here belong to another store."""
         for request, row in rows:
             entry = self._entries.get(id(row[0])) if isinstance(row, tuple) else None
             if entry is None or entry.rows.pop(request, None) is None:
                 continue
             self.needed_bytes -= entry.row_bytes
             if not entry.rows:
-                del self._entries[id(entry.block)]
+                del self._entries[id(entry.micro_batch)]
                 self._free(entry.held_bytes)
 
     def thin(self) -> list[dict[int, Row]]:
-        """Return the needed rows, by request, of each block of which less than half is needed."""
+        """Return the needed rows, by request, of each micro-batch of which less than half is needed."""
         return [dict(entry.rows) for entry in self._entries.values() if entry.is_thin]
 
     def replace(self, rows: Mapping[int, Row], copies: Mapping[int, Row]) -> None:
-        """Replace a block by a smaller one with its needed rows; others cannot take that memory in between."""
-        (before,) = (self._entries.pop(key) for key in {id(block) for block, _ in rows.values()})
-        (block,) = {id(block): block for block, _ in copies.values()}.values()
-        after = self._entries[id(block)] = _Entry(block, dict(copies))
+        """Replace a micro-batch by a smaller one with its needed rows; others cannot take that memory in between."""
+        (before,) = (self._entries.pop(key) for key in {id(micro_batch) for micro_batch, _ in rows.values()})
+        (micro_batch,) = {id(micro_batch): micro_batch for micro_batch, _ in copies.values()}.values()
+        after = self._entries[id(micro_batch)] = _Entry(micro_batch, dict(copies))
         self._free(before.held_bytes - after.held_bytes)
 
     def _free(self, size_bytes: int) -> None:
@@ -182,13 +186,13 @@ def shares_memory(x: Tensor, y: Tensor) -> bool:
 
 
 class Activations:
-    """The store of one agent.
+    """The store of one worker.
 
     Args:
-        arenas: of all agents, by index.
-        own: this agent's index.
+        arenas: of all workers, by index.
+        own: this worker's index.
         device: of outputs. Inputs that arrive are used in place: a GPU's pass copies them into its inputs.
-        ledger: counts the GPU memory that blocks hold; None on a CPU.
+        ledger: counts the GPU memory that micro-batches hold; None on a CPU.
     """
 
     def __init__(
@@ -196,7 +200,7 @@ class Activations:
         arenas: Sequence[Arena],
         own: int,
         device: torch.device,
-        ledger: KeptBlocks | None = None,
+        ledger: KeptMicroBatches | None = None,
     ) -> None:
         self._arenas = tuple(arenas)
         self._own = own
@@ -220,7 +224,7 @@ class Activations:
         return len(self._rows)
 
     def take(self, message: Input) -> None:
-        """Keep the activations in this agent's arena; reading one that can't be kept raises the reason."""
+        """Keep the activations in this worker's arena; reading one that can't be kept raises the reason."""
         try:
             if message.dtype == HANDED_OVER:
                 self.put_rows(dict(zip(message.requests, self._handed.pop(message.offset), strict=True)))
@@ -284,7 +288,7 @@ class Activations:
         return row
 
     def send(self, message: Move) -> Moved:
-        """Write these activations into another agent's arena; they are there once this returns.
+        """Write these activations into another worker's arena; they are there once this returns.
 
         Raises:
             KeyError: one is missing.
@@ -298,12 +302,12 @@ class Activations:
     def write(self, message: Move) -> tuple[Moved, list[Row]]:
         """Do as `send`, without waiting for the device: the rows must be held until it is done with them."""
         rows = [self.row(request) for request in message.requests]  # held: `compact` may free their blocks
-        (block, _), arena = rows[0], self._arenas[message.destination]
-        is_last = has_channels_last(block)
-        target = tensor_in(arena, message.offset, (len(rows), *block.shape[1:]), block.dtype, is_last)
+        (micro_batch, _), arena = rows[0], self._arenas[message.destination]
+        is_last = has_channels_last(micro_batch)
+        target = tensor_in(arena, message.offset, (len(rows), *micro_batch.shape[1:]), micro_batch.dtype, is_last)
         gather_into(rows, target)
-        dtype = str(block.dtype).removeprefix("torch.")
-        return Moved(message.transfer, tuple(block.shape[1:]), dtype, is_last), rows
+        dtype = str(micro_batch.dtype).removeprefix("torch.")
+        return Moved(message.transfer, tuple(micro_batch.shape[1:]), dtype, is_last), rows
 
     def hand_over(self, message: Move, neighbour: Activations) -> Moved | None:
         """Give these to a store of the same process, without a copy; return None if some are in an arena, whose place
@@ -333,12 +337,13 @@ class Activations:
     # -------------------------------------------------------------------------------------------- a GPU's memory
 
     def compact(self) -> None:
-        """Copy the needed rows of blocks of which less than half is, so that these are freed; do nothing on a CPU."""
+        """Copy the needed rows of micro-batches of which less than half is, so that these are freed; do nothing on a
+        CPU."""
         if self._ledger is not None:
             with self._lock:
                 self._compact(self._ledger)
 
-    def _compact(self, ledger: KeptBlocks) -> None:
+    def _compact(self, ledger: KeptMicroBatches) -> None:
         for rows in ledger.thin():
             try:
                 copy = _copy_of([self.row(request) for request in rows])
@@ -351,13 +356,13 @@ class Activations:
             self._rows.update(copies)
             ledger.replace(rows, copies)
 
-    def _uncount(self, ledger: KeptBlocks, rows: Sequence[tuple[int, Row | Exception | None]]) -> None:
+    def _uncount(self, ledger: KeptMicroBatches, rows: Sequence[tuple[int, Row | Exception | None]]) -> None:
         ledger.remove(rows)
         if ledger.is_wasteful:
             self._compact(ledger)
 
 
 def _copy_of(rows: Sequence[Row]) -> Tensor:
-    """Return a block of these alone, in their order of memory."""
+    """Return a micro-batch of these alone, in their order of memory."""
     tensor = gather(rows)
     return tensor.clone(memory_format=torch.preserve_format) if shares_memory(tensor, rows[0][0]) else tensor

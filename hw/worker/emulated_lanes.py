@@ -1,4 +1,4 @@
-"""An emulated device's agent, without torch: a pass is a time from the device's model, activations are sizes.
+"""An emulated device's worker, without torch: a pass is a time from the device's model, activations are sizes.
 
 Everything else is real: the process, its messages, the bytes that move, the faults. No thread waits for a pass: its end
 is an absolute time, planned again whenever another pass begins or ends.
@@ -17,7 +17,22 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, Literal, Protocol
 
-from hw.agent.lanes import (
+from hw.clock import Waker
+from hw.telemetry.sensors import Reading, Sensor, Support
+from hw.transport.messages import (
+    BenchmarkMove,
+    Done,
+    FromWorker,
+    Input,
+    Measurement,
+    Move,
+    MoveBroken,
+    Moved,
+    Reason,
+    Warm,
+)
+from hw.transport.shared_memory import Arena
+from hw.worker.lanes import (
     BatchBroken,
     BatchEnded,
     Fitting,
@@ -29,21 +44,6 @@ from hw.agent.lanes import (
     UnloadEnded,
     explain,
 )
-from hw.clock import Waker
-from hw.telemetry.sensors import Reading, Sensor, Support
-from hw.transport.messages import (
-    BenchmarkMove,
-    Done,
-    FromAgent,
-    Input,
-    Measurement,
-    Move,
-    MoveBroken,
-    Moved,
-    Reason,
-    Warm,
-)
-from hw.transport.shared_memory import Arena
 from policies.faults import Impairment
 from policies.greedy_scheduler import Spec
 from policies.vocabulary import Provenance, RunBatch
@@ -117,7 +117,7 @@ class EmulatedDevice:
 
     Attributes:
         factory: `module:function`, which makes its model from `data`; named by our own code, never by a file.
-        label: its name for people.
+        prediction: its name for people.
         slowdown: factor on its passes and loads, relative to the device that it is named after.
         cores: that the process is pinned to; empty pins it to none.
     """
@@ -170,7 +170,7 @@ def one_thread() -> Executor:
 
 
 class EmulatedLanes:
-    """`hw.agent.lanes.Lanes` on a device's model.
+    """`hw.worker.lanes.Lanes` on a device's model.
 
     Args:
         model: of the device; only these lanes drive it.
@@ -261,7 +261,7 @@ class EmulatedLanes:
         return None
 
     def _end(self, batch: int, began_ns: int, ended_ns: int, fitted: bool) -> None:
-        """End a batch: outputs replace inputs; after the last segment only a label is left, which others give."""
+        """End a batch: outputs replace inputs; after the last segment only a prediction is left, which others give."""
         command, missing = self._batches.pop(batch)
         failed: tuple[int, ...] = missing
         reason: Reason = "bad_input"
@@ -271,7 +271,10 @@ class EmulatedLanes:
             size_bytes = self.model.output_bytes(command.segment, command.served_width)
             self._sizes.update(dict.fromkeys((each for each in command.requests if each in self._sizes), size_bytes))
         elif broken := self._broken.intersection(command.requests):
-            failed, reason = tuple(each for each in command.requests if each in broken or each in missing), "no_label"
+            failed, reason = (
+                tuple(each for each in command.requests if each in broken or each in missing),
+                "no_prediction",
+            )
         if command.segment == self.model.segments:
             self.forget(request for request in command.requests if request not in failed)
         if failed == command.requests:
@@ -434,12 +437,12 @@ class EmulatedSensor(Sensor):
 
 @dataclass(frozen=True, slots=True)
 class EmulatedOutfit:
-    """Travels to the agent's process.
+    """Travels to the worker's process.
 
     Attributes:
         device: to emulate.
-        arenas: of all agents, by index.
-        own: this agent's index among them.
+        arenas: of all workers, by index.
+        own: this worker's index among them.
     """
 
     device: EmulatedDevice
@@ -456,7 +459,7 @@ class EmulatedOutfit:
             os.sched_setaffinity(0, self.device.cores)
         lanes = EmulatedLanes(self.device.model(), self.arenas, self.own, tell, clock_ns)
 
-        def measure(message: Measurement) -> FromAgent:
+        def measure(message: Measurement) -> FromWorker:
             match message:
                 case Warm(number):
                     return Done(number)  # no kernel is chosen here

@@ -18,14 +18,14 @@ from typing import Final, Protocol
 
 import torch
 
-from hw.agent.activations import Activations
-from hw.agent.cuda import is_broken, reserved_bytes
-from hw.agent.instances import Instances, Lane, give_back, launch, on_host
-from hw.agent.lanes import LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
-from hw.agent.torch_lanes import Outcome, StoreLanes, captures_of, explain
 from hw.clock import Sleep, Waker
 from hw.networks.servable import Instance, Row, rows_of
 from hw.transport.messages import Captures, Move, Moved
+from hw.worker.activations import Activations
+from hw.worker.cuda import is_broken, reserved_bytes
+from hw.worker.instances import Instances, Lane, give_back, launch, on_host
+from hw.worker.lanes import LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
+from hw.worker.torch_lanes import Outcome, StoreLanes, captures_of, explain
 from policies.greedy_scheduler import Spec
 from policies.vocabulary import NS_PER_S, RunBatch
 
@@ -35,7 +35,7 @@ _REST_S: Final = 5e-5
 
 
 class Queue(Protocol):
-    """See `hw.agent.cuda.StreamQueue`."""
+    """See `hw.worker.cuda.StreamQueue`."""
 
     def use(self) -> None: ...  # noqa: D102
 
@@ -90,7 +90,7 @@ class SharedGpu:
 
 
 class GpuLanes(StoreLanes):
-    """`hw.agent.lanes.Lanes` on a GPU. One thread does everything except loads; its `ring` reports every end.
+    """`hw.worker.lanes.Lanes` on a GPU. One thread does everything except loads; its `ring` reports every end.
 
     Args:
         shared: with the others of the process on this GPU.

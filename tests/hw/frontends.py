@@ -1,4 +1,4 @@
-"""A door to the tiny network on a real loopback port, for tests: its clients, and what it counts."""
+"""A front end to the tiny network on a real loopback port, for tests: its clients, and what it counts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Gate(Wanderer):
 
 
 @dataclass
-class Door:
+class Frontend:
     """A server that clients are connected to.
 
     Attributes:
@@ -141,7 +141,7 @@ class Door:
 
 
 @contextmanager
-def open_door(cluster: HardwareCluster) -> Iterator[Door]:
+def open_frontend(cluster: HardwareCluster) -> Iterator[Frontend]:
     """Open and ready; drained in the end."""
     served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS)
     names = [server.name for server in cluster.servers]
@@ -179,10 +179,10 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
 
         assert listening.grpc is not None
         port, end = listening.http.getsockname()[1], hands.submit(serve)
-        door = Door(port, listening.grpc, gate, cluster, stop, end, made, tally, ticks, open_ingress, orders)
-        door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)
+        frontend = Frontend(port, listening.grpc, gate, cluster, stop, end, made, tally, ticks, open_ingress, orders)
+        frontend.until(lambda: frontend.end.done() or frontend.ask("GET", "/v2/health/ready")[0] == 200)
         try:
-            yield door
+            yield frontend
         finally:
             stop.set()
-            door.end.result(PATIENCE_S)
+            frontend.end.result(PATIENCE_S)

@@ -1,8 +1,8 @@
-"""Agents on this host: each in a process, joined by a pair of sockets; all map the same arenas.
+"""Workers on this host: each in a process, joined by a pair of sockets; all map the same arenas.
 
-A process has one agent, or those of one GPU: contexts of several processes would take turns there.
+A process has one worker, or those of one GPU: contexts of several processes would take turns there.
 
-Processes are spawned, never forked (CUDA). An agent ignores Ctrl-C and exits when the router's end of its port is gone,
+Processes are spawned, never forked (CUDA). A worker ignores Ctrl-C and exits when the router's end of its port is gone,
 so that nothing is left behind however the router's process ends.
 """
 
@@ -24,64 +24,64 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from hw.agent.agent_process import Agent, work
-from hw.agent.lanes import AgentSpec
-from hw.router.agent_handles import AgentHandle
-from hw.transport.agent_port import AgentEnd, PortBrokenError, PortClosedError, RouterEnd, socket_pair
-from hw.transport.messages import FromAgent, Refused, ToAgent
-from hw.transport.shared_memory import Arena, EpochLog, StepLog
+from hw.router.worker_handles import WorkerHandle
+from hw.transport.messages import FromWorker, Refused, ToWorker
+from hw.transport.shared_memory import Arena, IncarnationLog, StepLog
+from hw.transport.worker_port import PortBrokenError, PortClosedError, RouterEnd, WorkerEnd, socket_pair
+from hw.worker.lanes import WorkerSpec
+from hw.worker.worker_process import Worker, work
 
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
 _PR_SET_PDEATHSIG: Final = 1
-_GATHER_S: Final = 2.0  # an agent that was drained, say, does not start with the others of its process
+_GATHER_S: Final = 2.0  # a worker that was drained, say, does not start with the others of its process
 _SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process with its parent: a stopped agent does not notice the end of its port."""
+    """Ask Linux to kill this process with its parent: a stopped worker does not notice the end of its port."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An agent of a process: its spec, its end of the port, and its log."""
+    """A worker of a process: its spec, its end of the port, and its log."""
 
-    spec: AgentSpec
+    spec: WorkerSpec
     end: socket.socket
-    log: EpochLog
+    log: IncarnationLog
 
 
 def _main(members: Sequence[Member]) -> None:
     die_with_parent()
-    live([(member.spec, AgentEnd(ToAgent, member.end), member.log) for member in members])
+    live([(member.spec, WorkerEnd(ToWorker, member.end), member.log) for member in members])
 
 
 def live(
-    members: Sequence[tuple[AgentSpec, AgentEnd, StepLog]], fence: Callable[[int], object] = lambda _: None
+    members: Sequence[tuple[WorkerSpec, WorkerEnd, StepLog]], fence: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Run agents for their whole life, in a separate process, which ends with it; return if none can begin."""
+    """Run workers for their whole life, in a separate process, which ends with it; return if none can begin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    agents: list[Agent] = []
+    workers: list[Worker] = []
     for spec, port, log in members:
         try:
-            agents.append(Agent(port, spec, log, fence=fence))
+            workers.append(Worker(port, spec, log, fence=fence))
         except Exception as error:
             port.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
             with contextlib.suppress(PortClosedError):
                 port.flush()
-    if not agents:
+    if not workers:
         return
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()  # present objects live as long as the process: no collection has to scan them again
     code = 0
     try:
-        work(agents)
+        work(workers)
     except PortBrokenError as error:
-        print(f"agent {'+'.join(spec.name for spec, *_ in members)}: {error}", file=sys.stderr)
+        print(f"worker {'+'.join(spec.name for spec, *_ in members)}: {error}", file=sys.stderr)
         code = 1
     sys.stderr.flush()
     os._exit(code)  # threads may be in the middle of a pass, whose result is not needed
@@ -98,13 +98,13 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Worker:
-    """A process of this host, for one agent or for several that start together; all end with it.
+class SharedProcess:
+    """A process of this host, for one worker or for several that start together; all end with it.
 
     Args:
         executor: starts it concurrently with the caller (a spawn takes milliseconds, plus the time in which the child
             reads its arguments); its thread must outlive the process, which dies with it. None: the caller starts it.
-        gather_s: how long others of its worker may still join; it begins as soon as all have.
+        gather_s: how long others of its process may still join; it begins as soon as all have.
     """
 
     def __init__(self, first: Member, executor: Executor | None = None, gather_s: float = 0.0) -> None:
@@ -120,18 +120,18 @@ class Worker:
             self._begin()
 
     def join(self, member: Member) -> bool:
-        """Add one more agent, if it is not too late."""
+        """Add one more worker, if it is not too late."""
         with self._lock:
             if self._is_full:
                 return False
             self._members.append(member)
-            if len(self._members) == member.spec.worker_agents:
+            if len(self._members) == member.spec.process_workers:
                 self._all_joined.set()
             return True
 
     def _begin(self) -> None:
-        """Start the process; if that fails the ports end, as with an agent that dies at once."""
-        if self._members[0].spec.worker_agents > 1:
+        """Start the process; if that fails the ports end, as with a worker that dies at once."""
+        if self._members[0].spec.process_workers > 1:
             self._all_joined.wait(self._gather_s)
         with contextlib.ExitStack() as stack:
             members = self._closed()
@@ -145,7 +145,7 @@ class Worker:
             self._process = process
 
     def _closed(self) -> list[Member]:
-        """Admit no more agents, and return those that joined."""
+        """Admit no more workers, and return those that joined."""
         with self._lock:
             self._is_full = True
             return self._members
@@ -166,7 +166,7 @@ class Worker:
         return 0 if self._process is None else self._process.pid or 0
 
     def leave(self) -> bool:
-        """Note that one of its agents is asked to end; return whether it was the last."""
+        """Note that one of its workers is asked to end; return whether it was the last."""
         self._left += 1
         return self._left >= len(self._members)
 
@@ -180,12 +180,12 @@ class Worker:
         return f"exit code {process.exitcode}"
 
 
-class AgentProcess(AgentHandle):
-    """An agent in a process of this host.
+class WorkerProcess(WorkerHandle):
+    """A worker in a process of this host.
 
     Args:
-        spec: of the agent.
-        executor: see `Worker`.
+        spec: of the worker.
+        executor: see `SharedProcess`.
         join: finds it a process that is about to start; None: it has a separate one.
         wait: whether to return only when it is ready (otherwise call `wait_until_ready`).
 
@@ -195,48 +195,48 @@ class AgentProcess(AgentHandle):
 
     def __init__(
         self,
-        spec: AgentSpec,
+        spec: WorkerSpec,
         executor: Executor | None = None,
-        join: Callable[[Member], Worker] | None = None,
+        join: Callable[[Member], SharedProcess] | None = None,
         *,
         wait: bool = True,
     ) -> None:
         end, remote = socket_pair()
-        super().__init__(spec, RouterEnd(FromAgent, end), shares_clock=True)
-        self._log = EpochLog()
+        super().__init__(spec, RouterEnd(FromWorker, end), shares_clock=True)
+        self._log = IncarnationLog()
         member = Member(spec, remote, self._log)
-        self._worker = Worker(member, executor) if join is None else join(member)
+        self._shared = SharedProcess(member, executor) if join is None else join(member)
         self._has_left = False
         if wait:
             self.wait_until_ready()
 
     @property
     def pid(self) -> int:
-        """See `AgentHandle`: 0 before it has begun."""
-        return self._worker.pid
+        """See `WorkerHandle`: 0 before it has begun."""
+        return self._shared.pid
 
     def log(self) -> Callable[[], bytes]:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         return self._log.read
 
     def send_signal(self, number: signal.Signals) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         assert self.pid, "it has not begun, and 0 is everybody"
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """See `AgentHandle`; the others of its process die, too."""
-        if (process := self._worker.process()) is not None:
+        """See `WorkerHandle`; the others of its process die, too."""
+        if (process := self._shared.process()) is not None:
             process.kill()
             process.join(_KILLING_S)  # from here on it writes to no arena
         self.port.close()
 
     def close(self) -> None:
-        """See `AgentHandle`; others of its process continue."""
+        """See `WorkerHandle`; others of its process continue."""
         self.say_goodbye()
-        is_last = not self._has_left and self._worker.leave()
+        is_last = not self._has_left and self._shared.leave()
         self._has_left = True
-        if is_last and (process := self._worker.process()) is not None:
+        if is_last and (process := self._shared.process()) is not None:
             process.join(_ENDING_S)
             for end in (process.terminate, process.kill):
                 if process.is_alive():
@@ -245,46 +245,46 @@ class AgentProcess(AgentHandle):
         self._log.close()
 
     def _how_it_died(self) -> str:
-        return self._worker.how_it_died()
+        return self._shared.how_it_died()
 
 
 @contextlib.contextmanager
-def start_agents(specs: Sequence[AgentSpec]) -> Iterator[list[AgentProcess]]:
-    """Start agents in parallel; all have ended when the context ends."""
+def start_workers(specs: Sequence[WorkerSpec]) -> Iterator[list[WorkerProcess]]:
+    """Start workers in parallel; all have ended when the context ends."""
     with contextlib.ExitStack() as stack:
-        agents = [stack.enter_context(AgentProcess(spec, wait=False)) for spec in specs]
-        for agent in agents:
-            agent.wait_until_ready()
-        yield agents
+        workers = [stack.enter_context(WorkerProcess(spec, wait=False)) for spec in specs]
+        for worker in workers:
+            worker.wait_until_ready()
+        yield workers
 
 
 class OneHost:
-    """Agents that are processes of this host: all map the same arenas."""
+    """Workers that are processes of this host: all map the same arenas."""
 
     def __init__(self) -> None:
         self._arenas: tuple[Arena, ...] = ()
         self._executor: Executor | None = None
-        self._workers: dict[str, Worker] = {}  # the latest of each name
+        self._shared_processes: dict[str, SharedProcess] = {}  # the latest of each name
 
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
         """See `Carrier`."""
         self._arenas = tuple(Arena(size_bytes) for _ in range(count))
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="agents")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="workers")
         return self._arenas
 
-    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
+    def arenas_of(self, worker: int) -> tuple[Arena, ...]:
         """See `Carrier`."""
         return self._arenas
 
-    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+    def start(self, worker: int, spec: WorkerSpec) -> WorkerHandle:
         """See `Carrier`."""
-        return AgentProcess(spec, self._executor, self._join if spec.worker else None, wait=False)
+        return WorkerProcess(spec, self._executor, self._join if spec.shared else None, wait=False)
 
-    def _join(self, member: Member) -> Worker:
-        name = member.spec.worker
-        if (worker := self._workers.get(name)) is None or not worker.join(member):
-            worker = self._workers[name] = Worker(member, self._executor, _GATHER_S)
-        return worker
+    def _join(self, member: Member) -> SharedProcess:
+        name = member.spec.shared
+        if (shared := self._shared_processes.get(name)) is None or not shared.join(member):
+            shared = self._shared_processes[name] = SharedProcess(member, self._executor, _GATHER_S)
+        return shared
 
     def close(self) -> None:
         """See `Carrier`."""

@@ -1,9 +1,9 @@
-"""Agents on the hosts of a Ray cluster: an actor for each, its process, and its connections.
+"""Workers on the hosts of a Ray cluster: an actor for each, its process, and its connections.
 
-Process: an agent is a process separate from its actor, like an agent on one host. So Ray's threads take none of the
-agent's time, and a pass takes as long as when it was calibrated.
+Process: a worker is a process separate from its actor, like a worker on one host. So Ray's threads take none of the
+worker's time, and a pass takes as long as when it was calibrated.
 
-Ray's tasks: Ray finds the host, starts the agent there, transfers the model's bytes, and reports an agent's end. A
+Ray's tasks: Ray finds the host, starts the worker there, transfers the model's bytes, and reports a worker's end. A
 run's messages and data use separate connections (`hw.transport.peers`, `hw.transport.direct_transfers`), because a call
 of an actor takes milliseconds (docs/cluster.md). Ray has transferred the certificate of these connections.
 """
@@ -32,17 +32,17 @@ from typing import Any, Final
 
 import psutil
 
-from hw.agent.lanes import AgentSpec, FarOutfit
 from hw.host_resources import core_count, machine_bytes
-from hw.router.agent_handles import AgentHandle
-from hw.router.local_agents import die_with_parent, live
+from hw.router.local_workers import die_with_parent, live
 from hw.router.ray_cluster import HostFacts, Node, RayCluster, require_same_code
+from hw.router.worker_handles import WorkerHandle
 from hw.telemetry import DeviceDescription, available_devices
-from hw.transport.agent_port import AgentEnd, Mirror, RouterEnd, SentLog
 from hw.transport.direct_transfers import FarArena, Landing, Routes
-from hw.transport.messages import FromAgent, ToAgent
+from hw.transport.messages import FromWorker, ToWorker
 from hw.transport.peers import Encrypted, Hello, Listener, connected, fresh_certificate
 from hw.transport.shared_memory import Arena
+from hw.transport.worker_port import Mirror, RouterEnd, SentLog, WorkerEnd
+from hw.worker.lanes import FarOutfit, WorkerSpec
 from kit.errors import WorkError, in_a_line
 from kit.files import atomic_path
 from kit.plugins import code_here, own_version
@@ -52,13 +52,13 @@ CONNECT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class FarStart:
-    """The arguments of an agent's process.
+    """The arguments of a worker's process.
 
     Attributes:
-        spec: of the agent; its outfit has no arenas yet.
-        own, agents: its index among all of the cluster.
+        spec: of the worker; its outfit has no arenas yet.
+        own, workers: its index among all of the cluster.
         arena_bytes: of each arena.
-        incarnation: see `hw.router.agent_handles.AgentHandle`.
+        incarnation: see `hw.router.worker_handles.WorkerHandle`.
         log: the file on its host for its output; None: its keeper's.
         model: the path on its host of the network's file; None if it needs none.
         router: the address that the router listens on.
@@ -66,11 +66,11 @@ class FarStart:
         certificate: the cluster's.
     """
 
-    spec: AgentSpec
+    spec: WorkerSpec
     own: int
-    agents: int
+    workers: int
     arena_bytes: int
-    incarnation: int
+    worker_id: int
     router: str
     host: str
     certificate: bytes
@@ -103,11 +103,11 @@ def _main(start: FarStart) -> None:
                 os.dup2(log.fileno(), standard)
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
         del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from workers that request none; a scenario names ours
-    arena, routes = Arena(start.arena_bytes), Routes(start.incarnation, start.certificate)
+    arena, routes = Arena(start.arena_bytes), Routes(start.worker_id, start.certificate)
     landing = Landing(start.host, start.certificate, arena)
-    end = connected(start.router, start.certificate, Hello(start.incarnation, landing.address), CONNECT_S)
-    port = AgentEnd(ToAgent, Encrypted(end), arena)
-    far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
+    end = connected(start.router, start.certificate, Hello(start.worker_id, landing.address), CONNECT_S)
+    port = WorkerEnd(ToWorker, Encrypted(end), arena)
+    far = [FarArena(start.arena_bytes, routes) for _ in range(start.workers)]
     arenas = (*far[: start.own], arena, *far[start.own + 1 :])
     assert isinstance(start.spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
     spec = replace(start.spec, outfit=start.spec.outfit.elsewhere(arenas, start.model))
@@ -121,7 +121,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Supervisor:
-    """A Ray actor that keeps a server's agents from start to end, one after another; they end with it."""
+    """A Ray actor that keeps a server's workers from start to end, one after another; they end with it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,45 +133,45 @@ class Supervisor:
         return own_version(), code_here()
 
     def run(self, start: FarStart, model: bytes | None) -> str:
-        """Run an agent for its whole life; return how it ended.
+        """Run a worker for its whole life; return how it ended.
 
         Args:
-            model: the file of the network that is served, if the agent needs one.
+            model: the file of the network that is served, if the worker needs one.
 
         Raises:
             WorkError: the file can't be kept here.
         """
         path = None if model is None else kept(model)
         with self._lock:
-            if start.incarnation in self._cancelled:
+            if start.worker_id in self._cancelled:
                 return "it was given up before it began"
-            process = self._processes[start.incarnation] = begin(
+            process = self._processes[start.worker_id] = begin(
                 replace(start, model=path, log=fresh_log(start.spec.name))
             )
         process.join()
         with self._lock:
-            del self._processes[start.incarnation]
+            del self._processes[start.worker_id]
         return how_it_ended(process)
 
-    def signal(self, incarnation: int, number: int) -> None:
-        """Send an agent a signal for a planned fault."""
+    def signal(self, worker_id: int, number: int) -> None:
+        """Send a worker a signal for a planned fault."""
         with self._lock:
-            process = self._processes.get(incarnation)
+            process = self._processes.get(worker_id)
             if process is not None and process.pid is not None and process.is_alive():
                 os.kill(process.pid, number)
 
-    def end(self, incarnation: int) -> None:
-        """End that agent, even if it has not begun."""
-        self._cancelled.add(incarnation)
-        self.signal(incarnation, signal.SIGKILL)
+    def end(self, worker_id: int) -> None:
+        """End that worker, even if it has not begun."""
+        self._cancelled.add(worker_id)
+        self.signal(worker_id, signal.SIGKILL)
 
 
 LOGS: Final = "logs"
-MAX_LOGS: Final = 50  # of agents; older ones go
+MAX_LOGS: Final = 50  # of workers; older ones go
 
 
 def fresh_log(name: str) -> Path:
-    """Open a file for an agent's output; the oldest files are deleted."""
+    """Open a file for a worker's output; the oldest files are deleted."""
     folder = cache() / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
@@ -182,7 +182,7 @@ def fresh_log(name: str) -> Path:
 
 
 def kept_logs() -> dict[str, bytes]:
-    """Return the output of this host's agents, and of measurements in progress here, by name."""
+    """Return the output of this host's workers, and of measurements in progress here, by name."""
     files = [*(cache() / LOGS).glob("*.log"), *(cache() / "calibrations").rglob("*.jsonl")]
     return {path.name: path.read_bytes() for path in files if path.stat().st_size}
 
@@ -255,15 +255,15 @@ def facts(host: str) -> HostFacts:
 _LOOK_S: Final = 0.2  # the period of polls for an absent host
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0
-_AT_ONCE: Final = 8  # calls of an actor: an agent's whole life is one, and one that hangs may have a successor
+_AT_ONCE: Final = 8  # calls of an actor: a worker's whole life is one, and one that hangs may have a successor
 
 
-class RayAgent(AgentHandle):
-    """An agent that a Ray actor keeps.
+class RayWorker(WorkerHandle):
+    """A worker that a Ray actor keeps.
 
     Args:
-        spec: of the agent.
-        incarnation: no other agent's.
+        spec: of the worker.
+        incarnation: no other worker's.
         carrier: that has started it.
 
     Attributes:
@@ -271,10 +271,10 @@ class RayAgent(AgentHandle):
         ended: once its actor is gone, or could not be made.
     """
 
-    def __init__(self, spec: AgentSpec, incarnation: int, carrier: RayHosts) -> None:
-        self.joining = RouterEnd(FromAgent, heard=self._hear_log)
+    def __init__(self, spec: WorkerSpec, worker_id: int, carrier: RayHosts) -> None:
+        self.joining = RouterEnd(FromWorker, heard=self._hear_log)
         super().__init__(spec, self.joining, shares_clock=False)
-        self.incarnation = incarnation
+        self.worker_id = worker_id
         self.ended = threading.Event()
         self._carrier = carrier
         self.actor: Any = None
@@ -283,11 +283,11 @@ class RayAgent(AgentHandle):
 
     @property
     def pid(self) -> int:
-        """See `AgentHandle`: on its own host; 0 before it is ready."""
+        """See `WorkerHandle`: on its own host; 0 before it is ready."""
         return 0 if self.ready is None else self.ready.pid
 
     def log(self) -> Callable[[], bytes]:
-        """See `AgentHandle`: as far as it has arrived here, which is at least as far as the messages received."""
+        """See `WorkerHandle`: as far as it has arrived here, which is at least as far as the messages received."""
         return partial(bytes, self._log)
 
     def _hear_log(self, steps: bytes) -> None:
@@ -297,16 +297,16 @@ class RayAgent(AgentHandle):
             self._log.clear()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """See `AgentHandle`."""
-        self._carrier.later(lambda actor: actor.signal.remote(self.incarnation, int(number)), self.actor)
+        """See `WorkerHandle`."""
+        self._carrier.later(lambda actor: actor.signal.remote(self.worker_id, int(number)), self.actor)
 
     def kill(self) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         self.give_up()
         self.port.close()
 
     def close(self) -> None:
-        """See `AgentHandle`."""
+        """See `WorkerHandle`."""
         if self._is_given_up:  # a router that serves others must not wait for a host that is gone
             return
         self.say_goodbye()
@@ -318,7 +318,7 @@ class RayAgent(AgentHandle):
     def give_up(self) -> None:
         """End it, on any host, without waiting for that."""
         self._is_given_up = True
-        self._carrier.later(lambda actor: actor.end.remote(self.incarnation), self.actor)
+        self._carrier.later(lambda actor: actor.end.remote(self.worker_id), self.actor)
 
     @property
     def is_given_up(self) -> bool:
@@ -342,12 +342,12 @@ class _Keeper:
 
 
 class RayHosts:
-    """Starts each agent on the host that it is for.
+    """Starts each worker on the host that it is for.
 
     Args:
         cluster: that this process has joined.
-        hosts: the name of each agent's host.
-        model: the file of the network that is served, which every host gets; None if no agent needs one.
+        hosts: the name of each worker's host.
+        model: the file of the network that is served, which every host gets; None if no worker needs one.
     """
 
     def __init__(self, cluster: RayCluster, hosts: Sequence[str], model: Path | None = None) -> None:
@@ -355,8 +355,8 @@ class RayHosts:
         self._hosts = tuple(hosts)
         self._certificate = fresh_certificate()
         self._incarnations = itertools.count(1)
-        self._agents: dict[int, RayAgent] = {}  # by incarnation: those that have not connected yet
-        self._current: dict[int, RayAgent] = {}  # by server
+        self._workers: dict[int, RayWorker] = {}  # by incarnation: those that have not connected yet
+        self._current: dict[int, RayWorker] = {}  # by server
         self._arenas: tuple[Arena, ...] = ()
         self._listener = Listener(cluster.here.address, self._certificate, self._admit)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -369,21 +369,21 @@ class RayHosts:
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
         """See `Carrier`: what is written there is sent."""
         self._arenas = tuple(
-            Mirror(size_bytes, lambda agent=agent: self._current[agent].joining)  # type: ignore[misc]
-            for agent in range(count)
+            Mirror(size_bytes, lambda worker=worker: self._current[worker].joining)  # type: ignore[misc]
+            for worker in range(count)
         )
         return self._arenas
 
-    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
-        """See `Carrier`: the agent's host makes them."""
+    def arenas_of(self, worker: int) -> tuple[Arena, ...]:
+        """See `Carrier`: the worker's host makes them."""
         return ()
 
-    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+    def start(self, worker: int, spec: WorkerSpec) -> WorkerHandle:
         """See `Carrier`: a host that is not there is waited for."""
-        handle = RayAgent(spec, next(self._incarnations), self)
-        self._agents[handle.incarnation] = self._current[agent] = handle
-        name = f"ray-{spec.name}-{handle.incarnation}"
-        threading.Thread(target=self._keep, args=(agent, handle), name=name, daemon=True).start()
+        handle = RayWorker(spec, next(self._incarnations), self)
+        self._workers[handle.worker_id] = self._current[worker] = handle
+        name = f"ray-{spec.name}-{handle.worker_id}"
+        threading.Thread(target=self._keep, args=(worker, handle), name=name, daemon=True).start()
         return handle
 
     def close(self) -> None:
@@ -396,36 +396,36 @@ class RayHosts:
         for arena in self._arenas:
             arena.close()
 
-    # --------------------------------------------------------------------------------------------- an agent's life
+    # --------------------------------------------------------------------------------------------- a worker's life
 
-    def _keep(self, agent: int, handle: RayAgent) -> None:
-        """Keep an agent from its placing to its end, in a separate thread."""
+    def _keep(self, worker: int, handle: RayWorker) -> None:
+        """Keep a worker from its placing to its end, in a separate thread."""
         reason = "it was given up before it began"
         try:
             while not handle.is_given_up:
-                if (keeper := self._keeper_for(agent, handle)) is not None:
-                    reason = self._live(agent, handle, keeper)
+                if (keeper := self._keeper_for(worker, handle)) is not None:
+                    reason = self._live(worker, handle, keeper)
                     break
                 time.sleep(_LOOK_S)
         except Exception as error:  # Ray's own errors have no common kind
             reason = in_a_line(str(error)) or type(error).__name__
-        self._agents.pop(handle.incarnation, None)
+        self._workers.pop(handle.worker_id, None)
         handle.over(reason)
 
-    def _keeper_for(self, agent: int, handle: RayAgent) -> _Keeper | None:
-        """Return the actor that is to keep it: the previous agent's, if that lives. None if there is none now: its host
-        is not there, or turns out to be a dead one whose name another has.
+    def _keeper_for(self, worker: int, handle: RayWorker) -> _Keeper | None:
+        """Return the actor that is to keep it: the previous worker's, if that lives. None if there is none now: its
+        host is not there, or turns out to be a dead one whose name another has.
 
         Raises:
             WorkError: the host has another version, or other code.
         """
-        ray, node = self._cluster.ray, self._cluster.node_of(self._hosts[agent])
+        ray, node = self._cluster.ray, self._cluster.node_of(self._hosts[worker])
         if node is None:
             return None
-        keeper = self._keepers.get(agent)
+        keeper = self._keepers.get(worker)
         if keeper is None or keeper.node != node:
             keeper = _Keeper(node, self._class.options(scheduling_strategy=self._cluster.on(node)).remote())
-            self._keepers[agent] = keeper
+            self._keepers[worker] = keeper
         code = keeper.actor.code.remote()
         while not ray.wait([code], timeout=_LOOK_S)[0]:
             if handle.is_given_up or self._cluster.node_of(node.host) != node:
@@ -433,31 +433,31 @@ class RayHosts:
         try:
             require_same_code(node.host, *ray.get(code))
         except ray.exceptions.RayError:  # it has died
-            del self._keepers[agent]
+            del self._keepers[worker]
             return None
         return keeper
 
-    def _live(self, agent: int, handle: RayAgent, keeper: _Keeper) -> str:
-        """Run the agent for its whole life; return how it ended."""
+    def _live(self, worker: int, handle: RayWorker, keeper: _Keeper) -> str:
+        """Run the worker for its whole life; return how it ended."""
         start = FarStart(
             spec=handle.spec,
-            own=agent,
-            agents=len(self._hosts),
-            arena_bytes=self._arenas[agent].size_bytes,
-            incarnation=handle.incarnation,
+            own=worker,
+            workers=len(self._hosts),
+            arena_bytes=self._arenas[worker].size_bytes,
+            worker_id=handle.worker_id,
             router=self._listener.address,
             host=keeper.node.address,
             certificate=self._certificate,
         )
-        incarnation = keeper.actor.run.remote(start, self._model)
+        worker_id = keeper.actor.run.remote(start, self._model)
         handle.actor = keeper.actor
         if handle.is_given_up:  # while that was asked
             handle.give_up()
-        return str(self._cluster.ray.get(incarnation))
+        return str(self._cluster.ray.get(worker_id))
 
     def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
-        """Take the connection of an agent; one that has been given up is turned away."""
-        handle = self._agents.pop(hello.incarnation, None)
+        """Take the connection of a worker; one that has been given up is turned away."""
+        handle = self._workers.pop(hello.worker_id, None)
         if handle is not None:
             handle.address = hello.address
         if handle is None or not handle.joining.join(Encrypted(end)):

@@ -1,4 +1,4 @@
-"""Agents that Ray starts on three nodes of one machine: the same runs, deaths of agents and nodes, and who may join."""
+"""Workers that Ray starts on three nodes of one machine: the same runs, deaths of workers and nodes, and joining."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hw.agent.lanes import AgentSpec
-from hw.agent.torch_outfit import TorchOutfit
 from hw.device_settings import DeviceSpec
 from hw.networks.architectures import SlimResNet
 from hw.networks.network_files import ModelFile
 from hw.router.local_cluster import HardwareCluster
-from hw.router.ray_agents import RayAgent, RayHosts
 from hw.router.ray_cluster import RayCluster, joined
+from hw.router.ray_workers import RayHosts, RayWorker
 from hw.router.router_loop import Routing, RunProgress
 from hw.router.run_requests import HardwareRun
 from hw.router.server_port import HardwareServer
+from hw.worker.lanes import WorkerSpec
+from hw.worker.torch_outfit import TorchOutfit
 from policies.faults import WORKER_DIED, WORKER_HUNG, Crash, Hang, Supervision
 from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.replay import replay_run
 from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S
-from tests.hw.doors import IMAGES, open_door
-from tests.hw.worlds import Wanderer, knobs, router, true_run
+from tests.hw.frontends import IMAGES, open_frontend
+from tests.hw.worlds import Wanderer, params, router, true_run
 from tests.ray_nodes import RAY_HOSTS, RayNodes
 
 pytestmark = [pytest.mark.workers, pytest.mark.ray]
@@ -48,7 +48,7 @@ def cluster(ray_hosts: RayNodes) -> Iterator[RayCluster]:
 @pytest.fixture(scope="module")
 def served(cluster: RayCluster, path: Path) -> Iterator[HardwareCluster]:
     servers = [
-        HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0, sensor_period_s=0.05)
+        HardwareServer(host, DeviceSpec(channels_last=False), params(), 1.0, 2.0, sensor_period_s=0.05)
         for host in RAY_HOSTS
     ]
     carrier = RayHosts(cluster, RAY_HOSTS, path)
@@ -75,7 +75,7 @@ def require_all_right(record: RunRecord) -> None:
     assert len({request.request for request in record.requests}) == len(record.requests)
     assert {request.status for request in record.requests} == {"completed"}
     assert all(request.correct and request.widths == WIDTHS for request in record.requests)
-    assert replay_run(record.log, record.agent_logs, router(3), [knobs()] * 3) == []
+    assert replay_run(record.log, record.worker_logs, router(3), [params()] * 3) == []
 
 
 def test_a_run_comes_to_the_same_and_clocks_are_told(served: HardwareCluster, model: SlimResNet) -> None:
@@ -92,19 +92,19 @@ def test_a_run_comes_to_the_same_and_clocks_are_told(served: HardwareCluster, mo
 
 def test_clients_are_answered_by_servers_of_several_hosts(served: HardwareCluster, model: SlimResNet) -> None:
     """Images travel to where they are asked for, and labels and scores back."""
-    with open_door(served) as door:
-        status, _, answer = door.infer(IMAGES)
+    with open_frontend(served) as frontend:
+        status, _, answer = frontend.infer(IMAGES)
         assert status == 200
         outputs = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in answer["outputs"]}
         assert np.allclose(outputs["scores"], model(IMAGES, WIDTHS).detach().numpy(), atol=1e-4)
-        assert sum(server.images > 0 for server in door.tally.servers) > 1
+        assert sum(server.images > 0 for server in frontend.tally.servers) > 1
 
 
-def test_agents_that_die_or_hang_are_replaced(served: HardwareCluster, model: SlimResNet) -> None:
+def test_workers_that_die_or_hang_are_replaced(served: HardwareCluster, model: SlimResNet) -> None:
     """On their hosts, under another address; what they had is served elsewhere."""
     faults = (Crash(0, NS_PER_S), Hang(1, 2 * NS_PER_S))
     for seconds in (12.0, 48.0, 192.0):  # a busy machine may take a minute to start a successor
-        before = [slot.agent.address for slot in served.slots]
+        before = [slot.worker.address for slot in served.slots]
         run = dataclasses.replace(true_run(model, WIDTHS, seconds, 60.0), faults=faults)
         record = carry_out(served, run)
         require_all_right(record)
@@ -112,10 +112,10 @@ def test_agents_that_die_or_hang_are_replaced(served: HardwareCluster, model: Sl
         if all(down.up_ns is not None for down in record.downtimes):
             break
     assert all(down.up_ns is not None for down in record.downtimes)
-    after = [slot.agent.address for slot in served.slots]
+    after = [slot.worker.address for slot in served.slots]
     assert (after[0] != before[0], after[1] != before[1], after[2] != before[2]) == (True, True, False)
-    lost = next(log for log in record.agent_logs if log.server == 0 and log.ended)
-    assert len(lost.steps) >= lost.heard > 0  # it has come here before the agent was killed
+    lost = next(log for log in record.worker_logs if log.server == 0 and log.ended)
+    assert len(lost.steps) >= lost.heard > 0  # it has come here before the worker was killed
 
 
 @pytest.mark.release
@@ -145,11 +145,11 @@ def test_a_node_that_dies_under_load_loses_nothing_and_serves_again_when_it_join
     assert any(batch.server == 2 and batch.started_ns > up_ns for batch in record.batches)
 
 
-def test_no_agent_is_left_when_the_cluster_is_closed(cluster: RayCluster, path: Path) -> None:
+def test_no_worker_is_left_when_the_cluster_is_closed(cluster: RayCluster, path: Path) -> None:
     """On no host."""
-    server = HardwareServer("beta", DeviceSpec(channels_last=False), knobs(), 1.0, 2.0)
+    server = HardwareServer("beta", DeviceSpec(channels_last=False), params(), 1.0, 2.0)
     with HardwareCluster(ModelFile(path), [server], carrier=RayHosts(cluster, ["beta"], path)) as opened:
-        pid = opened.slots[0].agent.pid
+        pid = opened.slots[0].worker.pid
         assert Path(f"/proc/{pid}").exists()
     until_s = time.monotonic() + 10.0
     while Path(f"/proc/{pid}").exists():
@@ -157,11 +157,11 @@ def test_no_agent_is_left_when_the_cluster_is_closed(cluster: RayCluster, path: 
         time.sleep(0.05)
 
 
-def test_an_agent_whose_host_is_not_there_keeps_nobody(cluster: RayCluster, path: Path) -> None:
+def test_an_worker_whose_host_is_not_there_keeps_nobody(cluster: RayCluster, path: Path) -> None:
     """It waits for the host, and can be given up at once."""
     carrier = RayHosts(cluster, ["nowhere"], path)
     carrier.arenas(1, 4096)
-    absent = cast(RayAgent, carrier.start(0, AgentSpec("absent", TorchOutfit(DeviceSpec(), ModelFile(path), (), 0))))
+    absent = cast(RayWorker, carrier.start(0, WorkerSpec("absent", TorchOutfit(DeviceSpec(), ModelFile(path), (), 0))))
     assert not absent.ended.is_set()
     began_s = time.monotonic()
     absent.close()

@@ -1,10 +1,10 @@
-"""The lanes of an agent, which execute a scheduler's commands, and its other parts: sensor, measurements, settings.
+"""The lanes of a worker, which execute a scheduler's commands, and its other parts: sensor, measurements, settings.
 
-A *lane* is an instance of a scheduler. Real lanes are threads (`hw.agent.torch_lanes`); emulated lanes are entries of a
-device's model (`hw.agent.emulated_lanes`). Lanes decide nothing: the scheduler decides on batches, instances and times.
-Every failure becomes a message; none ends the process.
+A *lane* is an instance of a scheduler. Real lanes are threads (`hw.worker.torch_lanes`); emulated lanes are entries of
+a device's model (`hw.worker.emulated_lanes`). Lanes decide nothing: the scheduler decides on batches, instances and
+times. Every failure becomes a message; none ends the process.
 
-`Fitting` has the parts of an agent, which its `Outfit` makes in the agent's process.
+`Fitting` has the parts of a worker, which its `Outfit` makes in the worker's process.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import msgspec
 
 from hw.clock import Waker
 from hw.telemetry.sensors import Sensor
-from hw.transport.messages import Captures, FromAgent, Input, Measurement, Move, MoveBroken, Moved, Reason
+from hw.transport.messages import Captures, FromWorker, Input, Measurement, Move, MoveBroken, Moved, Reason
 from hw.transport.shared_memory import Arena, LinkLostError
 from policies.faults import Impairment, Supervision
-from policies.greedy_scheduler import GreedyKnobs, Spec
+from policies.greedy_scheduler import GreedyParams, Spec
 from policies.vocabulary import RunBatch
 
 
 class BatchEnded(msgspec.Struct, frozen=True):
-    """A batch is done. Times are readings of the agent's own clock.
+    """A batch is done. Times are readings of the worker's own clock.
 
     Attributes:
-        labels: after the last segment, one for each request that did not fail, in their order; empty if the device is
-            emulated.
+        predictions: after the last segment, one for each request that did not fail, in their order; empty if the device
+            is emulated.
         began_ns, ended_ns: of the forward pass; an emulated one ends by its model's time, and is noticed `late_ns`
             later.
         failed: members that could not be run, for `reason`; their inputs are still stored.
@@ -38,7 +38,7 @@ class BatchEnded(msgspec.Struct, frozen=True):
     """
 
     batch: int
-    labels: tuple[int, ...]
+    predictions: tuple[int, ...]
     began_ns: int
     ended_ns: int
     failed: tuple[int, ...] = ()
@@ -105,7 +105,7 @@ Tell = Callable[[LaneEvent], None]
 
 
 class Lanes(Protocol):
-    """The lanes of one agent. Its owner is notified of every end, from any thread, or from within `ring`."""
+    """The lanes of one worker. Its owner is notified of every end, from any thread, or from within `ring`."""
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
         """Make an instance, from the weights in host memory or from the model's file."""
@@ -116,11 +116,11 @@ class Lanes(Protocol):
         ...
 
     def run(self, command: RunBatch) -> None:
-        """Run a batch of stored activations; their outputs replace them, or labels come from the last segment."""
+        """Run a batch of stored activations; their outputs replace them, or predictions come from the last segment."""
         ...
 
     def take(self, inputs: Sequence[Input]) -> None:
-        """Keep the activations in the agent's arena; a batch that needs one that could not be kept fails."""
+        """Keep the activations in the worker's arena; a batch that needs one that could not be kept fails."""
         ...
 
     def retain(self, requests: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class Lanes(Protocol):
         ...
 
     def move(self, message: Move) -> Moved | None:
-        """Write stored activations to another agent; raises its error. None: `MoveEnded` will report it."""
+        """Write stored activations to another worker; raises its error. None: `MoveEnded` will report it."""
         ...
 
     def impair(self, impairment: Impairment) -> None:
@@ -149,7 +149,7 @@ class Lanes(Protocol):
 
     @property
     def next_ns(self) -> int | None:
-        """When `ring` should be called next, by the agent's own clock; None if that is not needed."""
+        """When `ring` should be called next, by the worker's own clock; None if that is not needed."""
         ...
 
     def ring(self, now_ns: int) -> None:
@@ -159,23 +159,23 @@ class Lanes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """The parts of an agent.
+    """The parts of a worker.
 
     Attributes:
         sensor: of the device, for these processes.
         measure: runs a measurement while nothing else is in progress; raises its error.
         explain: returns a failure in the protocol's terms.
-        computes_here: whether lanes take the cores that the agent runs on.
+        computes_here: whether lanes take the cores that the worker runs on.
         activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
         has_own_memory: whether instances are in separate device memory, so that a load takes just its `vram_bytes`: the
             scheduler books them, and its cap applies to them.
-        reads_apart: whether the sensor takes so long that blocks must not wait for it.
+        reads_apart: whether the sensor takes so long that micro-batches must not wait for it.
         waker: waits until the lanes' next end if they need it to the microsecond; None if any time will do.
     """
 
     lanes: Lanes
     sensor: Callable[[Sequence[int]], Sensor]
-    measure: Callable[[Measurement], FromAgent]
+    measure: Callable[[Measurement], FromWorker]
     explain: Callable[[Exception], tuple[Reason, str]]
     context_bytes: int
     execution: Mapping[str, str]
@@ -187,7 +187,7 @@ class Fitting:
 
 
 class Outfit(Protocol):
-    """The argument with which an agent's process starts; it opens the device there."""
+    """The argument with which a worker's process starts; it opens the device there."""
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         """Return lanes that report every end to `tell`, in times of this clock; raises its error."""
@@ -199,34 +199,34 @@ class FarOutfit(Outfit, Protocol):
     """An outfit that can be moved to another host."""
 
     def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> FarOutfit:
-        """Return the same for another host: with its arenas of all agents, and its path of the model's file (None: as
+        """Return the same for another host: with its arenas of all workers, and its path of the model's file (None: as
         before)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSpec:
-    """The settings of an agent's scheduler; none, if the agent is only measured.
+    """The settings of a worker's scheduler; none, if the worker is only measured.
 
-    `has_core`: whether the agent has a core to itself, so that it may poll for messages for a while before it sleeps.
+    `has_core`: whether the worker has a core to itself, so that it may poll for messages for a while before it sleeps.
     """
 
-    knobs: GreedyKnobs
+    params: GreedyParams
     segments: int
     supervision: Supervision
     has_core: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSpec:
-    """The description of an agent: its name, outfit and scheduler's settings (none if it is only measured).
+class WorkerSpec:
+    """The description of a worker: its name, outfit and scheduler's settings (none if it is only measured).
 
-    `worker`: agents of one host that name the same one, and start together, share a process and its thread; there are
-    `worker_agents` of that name.
+    `shared`: workers of one host that name the same one, and start together, share a process and its thread; there are
+    `process_workers` of that name.
     """
 
     name: str
     outfit: Outfit
     service: SchedulerSpec | None = None
-    worker: str = ""
-    worker_agents: int = 1
+    shared: str = ""
+    process_workers: int = 1

@@ -1,4 +1,4 @@
-"""Agents: their processes serve, move, refuse, and always end; they speak with routers of their own version only."""
+"""Workers: their processes serve, move, refuse, and always end; they speak with routers of their own version only."""
 
 from __future__ import annotations
 
@@ -26,16 +26,12 @@ import psutil
 import pytest
 
 from benchmarks.speed.hollow import HollowLanes, HollowOutfit
-from hw.agent.agent_process import Agent, work
-from hw.agent.lanes import AgentSpec, Fitting, LoadEnded, MoveEnded, Outfit, SchedulerSpec, Tell
-from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.clock import Host, Waker
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile, Network, save_model
-from hw.router.agent_handles import AgentDiedError, AgentHandle, transfer_round
-from hw.router.local_agents import AgentProcess, Member, OneHost, Worker, start_agents
+from hw.router.local_workers import Member, OneHost, SharedProcess, WorkerProcess, start_workers
+from hw.router.worker_handles import WorkerDiedError, WorkerHandle, transfer_round
 from hw.telemetry import Reading, Sensor
-from hw.transport.agent_port import AgentEnd, RouterEnd, socket_pair
 from hw.transport.messages import (
     Benchmark,
     BenchmarkDispatch,
@@ -49,7 +45,7 @@ from hw.transport.messages import (
     Deliver,
     Finish,
     Finished,
-    FromAgent,
+    FromWorker,
     Input,
     Keep,
     Move,
@@ -66,81 +62,85 @@ from hw.transport.messages import (
     Sense,
     Start,
     Timed,
-    ToAgent,
     TogetherResult,
+    ToWorker,
 )
-from hw.transport.shared_memory import EpochLog
+from hw.transport.shared_memory import IncarnationLog
+from hw.transport.worker_port import RouterEnd, WorkerEnd, socket_pair
+from hw.worker.lanes import Fitting, LoadEnded, MoveEnded, Outfit, SchedulerSpec, Tell, WorkerSpec
+from hw.worker.torch_outfit import TorchOutfit, torch_workers
+from hw.worker.worker_process import Worker, work
 from kit.errors import WorkError
 from kit.plugins import own_version
 from policies.faults import Supervision
-from policies.greedy_scheduler import GreedyKnobs
-from policies.vocabulary import IMAGE, NS_PER_S, Block, WorkKey
-from tests.hw.worlds import TINY, device, knobs
+from policies.greedy_scheduler import GreedyParams
+from policies.vocabulary import IMAGE, NS_PER_S, MicroBatch, WorkKey
+from tests.hw.worlds import TINY, device, params
 
-pytestmark = pytest.mark.workers
+pytestmark = pytest.mark.processes
 
 WAIT_S = 60.0
 ARENA_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def specs(path: Path) -> Iterator[list[AgentSpec]]:
+def specs(path: Path) -> Iterator[list[WorkerSpec]]:
     """Of two that are there to be measured."""
-    with torch_agents([(f"server{i}", device(i)) for i in range(2)], ModelFile(path)) as found:
+    with torch_workers([(f"server{i}", device(i)) for i in range(2)], ModelFile(path)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def measured(specs: list[AgentSpec]) -> Iterator[list[AgentProcess]]:
-    with start_agents(specs) as agents:
-        yield agents
+def measured(specs: list[WorkerSpec]) -> Iterator[list[WorkerProcess]]:
+    with start_workers(specs) as workers:
+        yield workers
 
 
-def _spec(outfit: Outfit, knobs: GreedyKnobs, *, has_core: bool = False) -> AgentSpec:
-    return AgentSpec("one", outfit, SchedulerSpec(knobs, TINY.segments, Supervision(), has_core))
+def _spec(outfit: Outfit, params: GreedyParams, *, has_core: bool = False) -> WorkerSpec:
+    return WorkerSpec("one", outfit, SchedulerSpec(params, TINY.segments, Supervision(), has_core))
 
 
 # ------------------------------------------------------------------------------------------------------ it is measured
 
 
-def test_benchmarks_measure_what_they_are_asked_for(measured: list[AgentProcess], specs: list[AgentSpec]) -> None:
+def test_benchmarks_measure_what_they_are_asked_for(measured: list[WorkerProcess], specs: list[WorkerSpec]) -> None:
     """As many samples as asked, CPU time within the wall time, every concurrent point served."""
-    agent = measured[0]
-    result = agent.ask(Benchmark(Point(2, 1.0, 0.5, 4), warmup=2, repeats=7, min_s=0.0), BenchmarkResult)
+    worker = measured[0]
+    result = worker.ask(Benchmark(Point(2, 1.0, 0.5, 4), warmup=2, repeats=7, min_s=0.0), BenchmarkResult)
     assert len(result.samples_s) == 7
     assert 0 < sum(result.samples_s) <= result.wall_s
     assert result.cpu_s > 0
     points = (Point(1, 0.5, 0.0, 2), Point(3, 1.0, 1.0, 1))
-    together = agent.ask(BenchmarkTogether(points, 0.05), TogetherResult)
+    together = worker.ask(BenchmarkTogether(points, 0.05), TogetherResult)
     assert all(part.completed > 0 and part.elapsed_s >= 0.05 for part in together.results)
-    dispatches_s = agent.ask(BenchmarkDispatch(Point(3, 0.5, 1.0, 4), 5, 0.0), Timed).samples_s
+    dispatches_s = worker.ask(BenchmarkDispatch(Point(3, 0.5, 1.0, 4), 5, 0.0), Timed).samples_s
     assert len(dispatches_s) == 5
     assert max(dispatches_s) > 0
-    agent.begin_warming((1, 2))
-    agent.end_warming()
+    worker.begin_warming((1, 2))
+    worker.end_warming()
     outfit = specs[0].outfit
     assert isinstance(outfit, TorchOutfit)
     outfit.arenas[1].view(0, 8192)[:] = b"x" * 8192
-    assert len(transfer_round(agent, 1, 4096, 3, receiver=measured[1])) == 3
+    assert len(transfer_round(worker, 1, 4096, 3, receiver=measured[1])) == 3
     assert bytes(outfit.arenas[1].view(0, 8192)) == bytes(4096) + b"x" * 4096  # so many bytes really move
 
 
 def test_a_transfer_lasts_until_it_stands_on_the_receivers_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is a GPU; the way of a word there and back is none of it."""
     now_ns, move_ns, word_ns, copy_ns = [0], 700, 300, 50
-    heard: list[ToAgent] = []
+    heard: list[ToWorker] = []
 
     class Peer:
-        def send(self, message: ToAgent) -> None:
+        def send(self, message: ToWorker) -> None:
             heard.append(message)
             now_ns[0] += copy_ns if isinstance(message, Keep) and message.inputs else 0
 
-        def ask(self, message: ToAgent, kind: type[FromAgent]) -> FromAgent:
+        def ask(self, message: ToWorker, kind: type[FromWorker]) -> FromWorker:
             now_ns[0] += move_ns if isinstance(message, Move) else word_ns
             return Moved(0, (5,), "float32", False)
 
     monkeypatch.setattr(
-        "hw.router.agent_handles.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0], sleep=lambda _: None)
+        "hw.router.worker_handles.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0], sleep=lambda _: None)
     )
     source, receiver = cast(Any, Peer()), cast(Any, Peer())
     for peer, expected_ns in ((None, move_ns), (receiver, move_ns + copy_ns)):
@@ -149,9 +149,9 @@ def test_a_transfer_lasts_until_it_stands_on_the_receivers_device(monkeypatch: p
     assert heard[-3:-1] == [Keep((Input((0,), 0, (5,), "float32", False),)), Release((0,))]
 
 
-def test_a_measurement_that_fails_says_why(measured: list[AgentProcess]) -> None:
-    """And the agent is there for the next one."""
-    agent = measured[0]
+def test_a_measurement_that_fails_says_why(measured: list[WorkerProcess]) -> None:
+    """And the worker is there for the next one."""
+    worker = measured[0]
     wrong = Point(3, 0.1, 1.0, 1)
     for message in (
         Benchmark(wrong, 1, 1, 0.0),
@@ -159,22 +159,22 @@ def test_a_measurement_that_fails_says_why(measured: list[AgentProcess]) -> None
         BenchmarkDispatch(wrong, 1, 0.0),
     ):
         with pytest.raises(WorkError, match="server0: bad_input"):
-            agent.ask(message, Timed)
-    assert loaded(agent).vram_bytes > 0
-    agent.ask(BenchmarkUnload(0), Timed)
+            worker.ask(message, Timed)
+    assert loaded(worker).vram_bytes > 0
+    worker.ask(BenchmarkUnload(0), Timed)
 
 
-def loaded(agent: AgentHandle, *where: Any) -> Timed:
-    return agent.ask(BenchmarkLoad(*(where or (0, 1, 1.0))), Timed)
+def loaded(worker: WorkerHandle, *where: Any) -> Timed:
+    return worker.ask(BenchmarkLoad(*(where or (0, 1, 1.0))), Timed)
 
 
 def _measured(path: Path, name: str, where: DeviceSpec | None = None) -> Any:
     """One that is there to be measured, on a device."""
 
     @contextlib.contextmanager
-    def started() -> Iterator[AgentProcess]:
-        with torch_agents([(name, where or device())], ModelFile(path)) as (spec,), AgentProcess(spec) as agent:
-            yield agent
+    def started() -> Iterator[WorkerProcess]:
+        with torch_workers([(name, where or device())], ModelFile(path)) as (spec,), WorkerProcess(spec) as worker:
+            yield worker
 
     return started()
 
@@ -191,16 +191,16 @@ def test_loading_takes_real_memory_and_unloading_frees_it(tmp_path: Path) -> Non
     save_model(file, model, network.label, {})
     needed = model.instance_bytes(4, 1.0)
     assert needed > 30e6
-    with _measured(file, "large") as agent:
-        process = psutil.Process(agent.pid)
-        loaded(agent, 0, 4, 1.0)
-        agent.ask(BenchmarkUnload(0), Timed)  # the first one leaves something for good: code, threads
+    with _measured(file, "large") as worker:
+        process = psutil.Process(worker.pid)
+        loaded(worker, 0, 4, 1.0)
+        worker.ask(BenchmarkUnload(0), Timed)  # the first one leaves something for good: code, threads
         for from_disk in (True, False):
             empty, full = [process.memory_full_info().uss], []
             for _ in range(5):
-                loaded(agent, 1, 4, 1.0, from_disk)
+                loaded(worker, 1, 4, 1.0, from_disk)
                 full.append(process.memory_full_info().uss)
-                agent.ask(BenchmarkUnload(1), Timed)
+                worker.ask(BenchmarkUnload(1), Timed)
                 empty.append(process.memory_full_info().uss)
             assert max(full) - min(empty) > 0.9 * needed
             assert max(before - after for before, after in zip(full, empty[1:], strict=True)) > 0.9 * needed
@@ -225,13 +225,13 @@ class FullPort:
         return False
 
 
-def test_an_agent_that_takes_nothing_is_not_asked_for_ever() -> None:
+def test_an_worker_that_takes_nothing_is_not_asked_for_ever() -> None:
     """It was stopped with a full port: the next run would wait for it for good."""
     now_ns = count(0, NS_PER_S)
     host = Host(lambda: next(now_ns), wait=lambda descriptors, wait_s: [])
-    deaf = cast(AgentHandle, SimpleNamespace(port=FullPort(), spec=SimpleNamespace(name="deaf"), _host=host))
+    deaf = cast(WorkerHandle, SimpleNamespace(port=FullPort(), spec=SimpleNamespace(name="deaf"), _host=host))
     with pytest.raises(WorkError, match="deaf took nothing within 30 s"):
-        AgentHandle.send(deaf, Ping(1), 30.0)
+        WorkerHandle.send(deaf, Ping(1), 30.0)
 
 
 class Later(Executor):
@@ -254,23 +254,23 @@ class Later(Executor):
                     future.set_exception(error)
 
 
-def test_a_router_waits_for_no_spawn(specs: list[AgentSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_waits_for_no_spawn(specs: list[WorkerSpec], monkeypatch: pytest.MonkeyPatch) -> None:
     """A start takes the time of other hands; who is killed before it never begins, and a start that fails is told."""
     hands = Later()
-    agents = [AgentProcess(specs[0], hands, wait=False) for _ in range(2)]
-    assert [agent.pid for agent in agents] == [0, 0]
-    agents[0].kill()
+    workers = [WorkerProcess(specs[0], hands, wait=False) for _ in range(2)]
+    assert [worker.pid for worker in workers] == [0, 0]
+    workers[0].kill()
 
     def refuse(process: Any) -> None:
         raise OSError("no more processes")
 
     monkeypatch.setattr(BaseProcess, "start", refuse)
     hands.come_to_it()
-    assert [agent.pid for agent in agents] == [0, 0]
-    with pytest.raises(AgentDiedError, match="before it began"):
-        agents[0].wait_until_ready(WAIT_S)
-    with pytest.raises(AgentDiedError, match="no more processes"):
-        agents[1].wait_until_ready(WAIT_S)
+    assert [worker.pid for worker in workers] == [0, 0]
+    with pytest.raises(WorkerDiedError, match="before it began"):
+        workers[0].wait_until_ready(WAIT_S)
+    with pytest.raises(WorkerDiedError, match="no more processes"):
+        workers[1].wait_until_ready(WAIT_S)
 
 
 @pytest.fixture
@@ -281,75 +281,75 @@ def host() -> Iterator[OneHost]:
     made.close()
 
 
-def _together(host: OneHost, count: int = 2) -> list[AgentHandle]:
-    """Agents of one worker, ready and at work."""
-    service = SchedulerSpec(knobs(), TINY.segments, Supervision())
-    specs = [AgentSpec(f"s{number}", HollowOutfit(()), service, "gpu", count) for number in range(count)]
-    agents = [host.start(number, spec) for number, spec in enumerate(specs)]
-    for number, agent in enumerate(agents):
-        agent.wait_until_ready(WAIT_S)
-        agent.prepare(number, keep_log=False)
-    return agents
+def _together(host: OneHost, count: int = 2) -> list[WorkerHandle]:
+    """Workers of one process, ready and at work."""
+    service = SchedulerSpec(params(), TINY.segments, Supervision())
+    specs = [WorkerSpec(f"s{number}", HollowOutfit(()), service, "gpu", count) for number in range(count)]
+    workers = [host.start(number, spec) for number, spec in enumerate(specs)]
+    for number, worker in enumerate(workers):
+        worker.wait_until_ready(WAIT_S)
+        worker.prepare(number, keep_log=False)
+    return workers
 
 
-def test_agents_of_one_worker_share_a_process(host: OneHost) -> None:
+def test_workers_of_one_worker_share_a_process(host: OneHost) -> None:
     """Each has its port and its scheduler; one that leaves takes nobody with it, and the last one ends the process."""
-    agents = _together(host)
-    (pid,) = {agent.pid for agent in agents}
-    alone = host.start(2, replace(agents[0].spec, name="late"))  # too late
+    workers = _together(host)
+    (pid,) = {worker.pid for worker in workers}
+    alone = host.start(2, replace(workers[0].spec, name="late"))  # too late
     alone.wait_until_ready(WAIT_S)
     assert alone.pid != pid
     alone.close()
-    for agent in agents:
-        agent.send(ComeUp(1))
-        assert isinstance(agent.receive(WAIT_S), Preloaded)
-    agents[0].close()
-    agents[0].close()
-    assert agents[1].ask(Ping(7), Pong).number == 7
+    for worker in workers:
+        worker.send(ComeUp(1))
+        assert isinstance(worker.receive(WAIT_S), Preloaded)
+    workers[0].close()
+    workers[0].close()
+    assert workers[1].ask(Ping(7), Pong).number == 7
     assert psutil.pid_exists(pid)
-    agents[1].close()
+    workers[1].close()
     assert _gone(pid)
 
 
-def test_agents_of_one_worker_die_together(host: OneHost) -> None:
+def test_workers_of_one_worker_die_together(host: OneHost) -> None:
     """And those that start in their place share a process again."""
-    agents = _together(host)
-    agents[0].kill()
-    with pytest.raises(AgentDiedError, match="exit code -9"):
-        agents[1].receive(WAIT_S)
+    workers = _together(host)
+    workers[0].kill()
+    with pytest.raises(WorkerDiedError, match="exit code -9"):
+        workers[1].receive(WAIT_S)
     again = _together(host)
-    (pid,) = {agent.pid for agent in again}
-    assert pid != agents[0].pid
-    for agent in (*agents, *again):
-        agent.close()
+    (pid,) = {worker.pid for worker in again}
+    assert pid != workers[0].pid
+    for worker in (*workers, *again):
+        worker.close()
     assert _gone(pid)
 
 
-def test_agents_that_never_begin_are_told_all(specs: list[AgentSpec]) -> None:
+def test_workers_that_never_begin_are_told_all(specs: list[WorkerSpec]) -> None:
     """Whoever ends one before its process begins ends those that would share it."""
-    hands, workers = Later(), list[Worker]()
+    hands, processes = Later(), list[SharedProcess]()
 
-    def join(member: Member) -> Worker:
-        if not workers or not workers[0].join(member):
-            workers.append(Worker(member, hands))
-        return workers[-1]
+    def join(member: Member) -> SharedProcess:
+        if not processes or not processes[0].join(member):
+            processes.append(SharedProcess(member, hands))
+        return processes[-1]
 
-    agents = [AgentProcess(specs[0], join=join, wait=False) for _ in range(2)]
-    assert len(workers) == 1
-    agents[0].kill()
-    with pytest.raises(AgentDiedError, match="before it began"):
-        agents[1].wait_until_ready(WAIT_S)
-    third = AgentProcess(specs[0], join=join, wait=False)
-    assert len(workers) == 2
+    workers = [WorkerProcess(specs[0], join=join, wait=False) for _ in range(2)]
+    assert len(processes) == 1
+    workers[0].kill()
+    with pytest.raises(WorkerDiedError, match="before it began"):
+        workers[1].wait_until_ready(WAIT_S)
+    third = WorkerProcess(specs[0], join=join, wait=False)
+    assert len(processes) == 2
     third.kill()
 
 
-def test_an_agent_whose_router_is_gone_leaves_the_others_at_work() -> None:
+def test_an_worker_whose_router_is_gone_leaves_the_others_at_work() -> None:
     """They share a thread, and its sleep ends for each of them."""
     pairs = [_ends() for _ in range(2)]
-    agents = [(port, _spec(HollowOutfit(()), knobs())) for _, port in pairs]
+    workers = [(port, _spec(HollowOutfit(()), params())) for _, port in pairs]
     thread = threading.Thread(
-        target=lambda: work([Agent(port, spec, EpochLog()) for port, spec in agents]),
+        target=lambda: work([Worker(port, spec, IncarnationLog()) for port, spec in workers]),
         daemon=True,
     )
     thread.start()
@@ -359,7 +359,7 @@ def test_an_agent_whose_router_is_gone_leaves_the_others_at_work() -> None:
     for number in range(3):
         second.post(Ping(number))
         second.flush()
-        pongs: list[FromAgent] = []
+        pongs: list[FromWorker] = []
         while Pong not in map(type, pongs):
             assert select.select([second.fileno()], [], [], WAIT_S)[0]
             pongs += second.receive()
@@ -369,16 +369,16 @@ def test_an_agent_whose_router_is_gone_leaves_the_others_at_work() -> None:
     assert not thread.is_alive()
 
 
-def test_no_process_is_left_behind(specs: list[AgentSpec]) -> None:
+def test_no_process_is_left_behind(specs: list[WorkerSpec]) -> None:
     """After a normal end, and after an error inside the context."""
-    with AgentProcess(specs[0]) as agent:
-        pid = agent.pid
+    with WorkerProcess(specs[0]) as worker:
+        pid = worker.pid
         assert psutil.pid_exists(pid)
     assert _gone(pid)
 
     def fail() -> None:
-        with start_agents(specs) as agents:
-            pids.extend(agent.pid for agent in agents)
+        with start_workers(specs) as workers:
+            pids.extend(worker.pid for worker in workers)
             raise KeyboardInterrupt
 
     pids: list[int] = []
@@ -388,56 +388,56 @@ def test_no_process_is_left_behind(specs: list[AgentSpec]) -> None:
     assert all(_gone(pid) for pid in pids)
 
 
-def test_ctrl_c_is_the_routers_business(specs: list[AgentSpec]) -> None:
-    """SIGINT does not end an agent; the end of its port does."""
-    agent = AgentProcess(specs[0])
-    os.kill(agent.pid, signal.SIGINT)
-    assert loaded(agent).vram_bytes > 0
-    process = psutil.Process(agent.pid)
-    agent.port.close()
+def test_ctrl_c_is_the_routers_business(specs: list[WorkerSpec]) -> None:
+    """SIGINT does not end a worker; the end of its port does."""
+    worker = WorkerProcess(specs[0])
+    os.kill(worker.pid, signal.SIGINT)
+    assert loaded(worker).vram_bytes > 0
+    process = psutil.Process(worker.pid)
+    worker.port.close()
     process.wait(WAIT_S)
-    agent.close()
+    worker.close()
 
 
-def test_a_dead_agent_is_noticed(specs: list[AgentSpec]) -> None:
+def test_a_dead_worker_is_noticed(specs: list[WorkerSpec]) -> None:
     """A killed one raises when it is heard and when it is spoken to, and how it ended is told."""
-    with AgentProcess(specs[0]) as agent:
-        agent.send_signal(signal.SIGKILL)
-        with pytest.raises(AgentDiedError, match=r"agent server0 died \(exit code -9\)"):
-            agent.receive(WAIT_S)
-        with pytest.raises(AgentDiedError, match="died"):
-            agent.send(Release(()))
+    with WorkerProcess(specs[0]) as worker:
+        worker.send_signal(signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=r"worker server0 died \(exit code -9\)"):
+            worker.receive(WAIT_S)
+        with pytest.raises(WorkerDiedError, match="died"):
+            worker.send(Release(()))
 
 
 def test_what_is_no_message_ends_it_with_a_line(
-    specs: list[AgentSpec], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    specs: list[WorkerSpec], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its router is not what it should be: nothing is guessed, and people are told on standard error."""
-    monkeypatch.setattr("hw.router.local_agents.multiprocessing", multiprocessing)  # its standard error is this one's
-    with AgentProcess(specs[0]) as agent:
-        agent.port._write(b"\x01\0\0\0\xc1")
-        with pytest.raises(AgentDiedError, match="exit code 1"):
-            agent.receive(WAIT_S)
+    monkeypatch.setattr("hw.router.local_workers.multiprocessing", multiprocessing)  # its standard error is this one's
+    with WorkerProcess(specs[0]) as worker:
+        worker.port._write(b"\x01\0\0\0\xc1")
+        with pytest.raises(WorkerDiedError, match="exit code 1"):
+            worker.receive(WAIT_S)
     said = capfd.readouterr().err
-    assert said.startswith("agent server0: 1 bytes are no message")
+    assert said.startswith("worker server0: 1 bytes are no message")
     assert said.count("\n") == 1
 
 
 # -------------------------------------------------------------------------------------------------------- how it starts
 
 
-def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """No model, no agent: the error names the file."""
+def test_an_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """No model, no worker: the error names the file."""
     with pytest.raises(WorkError, match="nowhere"), _measured(tmp_path / "nowhere.safetensors", "lost"):
         pass
 
 
-def test_the_first_agent_hears_no_interrupt_while_it_opens() -> None:
-    """In a process that has started nothing yet; else Ctrl-C ends in an agent's traceback."""
+def test_the_first_worker_hears_no_interrupt_while_it_opens() -> None:
+    """In a process that has started nothing yet; else Ctrl-C ends in a worker's traceback."""
     code = """
 import signal
 from multiprocessing import resource_tracker
-from hw.router.local_agents import _no_interrupts
+from hw.router.local_workers import _no_interrupts
 with _no_interrupts():
     resource_tracker.ensure_running()  # as the start of a process does
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -446,14 +446,14 @@ with _no_interrupts():
 
 
 def test_who_looks_on_is_woken_once() -> None:
-    """A nudge that stays would keep an idle agent from ever sleeping again."""
+    """A nudge that stays would keep an idle worker from ever sleeping again."""
     _, end = socket_pair()
-    port = AgentEnd(ToAgent, end)
-    agent = Agent(port, _spec(HollowOutfit(()), knobs(), has_core=True), EpochLog())
-    agent._obey(Prepare(1, 0, False))
-    os.write(agent._nudge, b"!")
-    agent.sleep(time.monotonic_ns() + 10**9)
-    assert not select.select([agent._woken], (), (), 0)[0]
+    port = WorkerEnd(ToWorker, end)
+    worker = Worker(port, _spec(HollowOutfit(()), params(), has_core=True), IncarnationLog())
+    worker._obey(Prepare(1, 0, False))
+    os.write(worker._nudge, b"!")
+    worker.sleep(time.monotonic_ns() + 10**9)
+    assert not select.select([worker._woken], (), (), 0)[0]
     port.close()
 
 
@@ -480,7 +480,7 @@ ACTIVATION_BYTES = 9
 
 
 class OnCores:
-    """An outfit whose lanes take the agent's own cores."""
+    """An outfit whose lanes take the worker's own cores."""
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         fitting = HollowOutfit(()).fit(tell)
@@ -513,54 +513,54 @@ class TimelyLanes(HollowLanes):
         return self.end_ns
 
 
-def test_an_agent_looks_out_for_its_device_alone() -> None:
-    """To be in time for each reading of a sensor took an agent at rest 3 % of a core; 64 filled two."""
+def test_an_worker_looks_out_for_its_device_alone() -> None:
+    """To be in time for each reading of a sensor took a worker at rest 3 % of a core; 64 filled two."""
     _, end = socket_pair()
     outfit = Timely()
-    agent = Agent(AgentEnd(ToAgent, end), _spec(outfit, knobs()), EpochLog())
+    worker = Worker(WorkerEnd(ToWorker, end), _spec(outfit, params()), IncarnationLog())
     soon_ns = time.monotonic_ns() + 1_000_000
-    agent.sleep(soon_ns)
-    agent._obey(Prepare(1, 0, False))
-    agent.sleep(soon_ns)
-    lanes = agent._fitting.lanes
+    worker.sleep(soon_ns)
+    worker._obey(Prepare(1, 0, False))
+    worker.sleep(soon_ns)
+    lanes = worker._fitting.lanes
     assert isinstance(lanes, TimelyLanes)
     for lanes.end_ns in (soon_ns + 10_000, soon_ns + 1_000, soon_ns):
-        agent.sleep(soon_ns)
+        worker.sleep(soon_ns)
     assert len(outfit.looks) == 2
     end.close()
 
 
-def _ends() -> tuple[RouterEnd, AgentEnd]:
+def _ends() -> tuple[RouterEnd, WorkerEnd]:
     end, remote = socket_pair()
-    return RouterEnd(FromAgent, end), AgentEnd(ToAgent, remote)
+    return RouterEnd(FromWorker, end), WorkerEnd(ToWorker, remote)
 
 
 @pytest.fixture
-def on_cores() -> Iterator[tuple[Agent, RouterEnd]]:
-    """An agent that has begun to load, and the router's end."""
+def on_cores() -> Iterator[tuple[Worker, RouterEnd]]:
+    """A worker that has begun to load, and the router's end."""
     router, port = _ends()
-    agent = Agent(port, _spec(OnCores(), knobs(), has_core=True), EpochLog())
-    agent._obey(Prepare(1, 0, False))
-    agent._obey(ComeUp(1))
-    yield agent, router
+    worker = Worker(port, _spec(OnCores(), params(), has_core=True), IncarnationLog())
+    worker._obey(Prepare(1, 0, False))
+    worker._obey(ComeUp(1))
+    yield worker, router
     for each in (port, router):
         each.close()
 
 
-def test_what_holds_memory_is_told_with_each_sample(on_cores: tuple[Agent, RouterEnd]) -> None:
+def test_what_holds_memory_is_told_with_each_sample(on_cores: tuple[Worker, RouterEnd]) -> None:
     """Context, activations and what is loaded."""
-    agent, router = on_cores
+    worker, router = on_cores
     for loaded_bytes in (0, TINY.segments):
-        agent._obey(Sampled(Sample(0, 1.0, 0.5, None)))
-        agent._send()
+        worker._obey(Sampled(Sample(0, 1.0, 0.5, None)))
+        worker._send()
         (report,) = (message for message in router.receive() if isinstance(message, Report))
-        assert report.vram_used_bytes == agent._fitting.context_bytes + loaded_bytes
+        assert report.vram_used_bytes == worker._fitting.context_bytes + loaded_bytes
         assert report.activation_bytes == ACTIVATION_BYTES
-        _ring_in_a_lane(agent)
+        _ring_in_a_lane(worker)
 
 
 class GreedyLanes(ToldLanes):
-    """Their loads take more than the knobs say; every third pass can't be captured."""
+    """Their loads take more than the parameters say; every third pass can't be captured."""
 
     taken_bytes = 0
 
@@ -579,17 +579,17 @@ class OnGpu:
 def test_what_a_load_took_of_a_gpu_is_booked_and_its_cap_holds() -> None:
     """The scheduler hears the bytes; a load beyond the cap is undone, and fails for want of memory once it is gone."""
     router, port = _ends()
-    room = 100 + sum(knobs().instance_bytes[spec] for spec in knobs().preload)
-    tight = replace(knobs(), vram_cap_bytes=room, load_retries=1)
-    agent = Agent(port, _spec(OnGpu(), tight), EpochLog())
-    agent._obey(Prepare(1, 0, True))
-    lanes, serving = agent._fitting.lanes, agent._serving
+    room = 100 + sum(params().instance_bytes[spec] for spec in params().preload)
+    tight = replace(params(), vram_cap_bytes=room, load_retries=1)
+    worker = Worker(port, _spec(OnGpu(), tight), IncarnationLog())
+    worker._obey(Prepare(1, 0, True))
+    lanes, serving = worker._fitting.lanes, worker._serving
     assert isinstance(lanes, GreedyLanes)
     assert serving is not None
     lanes.taken_bytes = (room - 7) // 2
-    agent._obey(ComeUp(1))
+    worker._obey(ComeUp(1))
     for _ in range(3):
-        agent.act()
+        worker.act()
     scheduler = serving._scheduler
     assert [each.vram_bytes for each in scheduler.instances] == [lanes.taken_bytes] * 2
     assert scheduler.vram_used_bytes == 2 * lanes.taken_bytes
@@ -600,32 +600,32 @@ def test_what_a_load_took_of_a_gpu_is_booked_and_its_cap_holds() -> None:
 
 
 def test_lanes_go_on_while_the_sensor_is_read(
-    on_cores: tuple[Agent, RouterEnd], monkeypatch: pytest.MonkeyPatch
+    on_cores: tuple[Worker, RouterEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU's takes its time, and lanes need the lock to tell of what has ended."""
-    agent, router = on_cores
+    worker, router = on_cores
     is_held: list[bool] = []
 
     class SlowSensor(Sensor):
         def sample(self) -> Reading:
-            is_held.append(agent._lock.locked())
+            is_held.append(worker._lock.locked())
             return Reading(7.0, None, None, {})
 
-    monkeypatch.setattr(agent._serving, "_fitting", replace(agent._fitting, sensor=lambda pids: SlowSensor()))
+    monkeypatch.setattr(worker._serving, "_fitting", replace(worker._fitting, sensor=lambda pids: SlowSensor()))
     for message in (Sense(1, ()), Start(time.monotonic_ns())):
-        agent._obey(message)
+        worker._obey(message)
     is_held.clear()
-    agent.act()
+    worker.act()
     assert is_held == [False]
     (report,) = (message for message in router.receive() if isinstance(message, Report))
     assert (report.sample.power_w, report.is_read) == (7.0, True)
 
 
 def test_blocks_do_not_wait_for_a_slow_sensor(
-    on_cores: tuple[Agent, RouterEnd], monkeypatch: pytest.MonkeyPatch
+    on_cores: tuple[Worker, RouterEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read in a thread, once at a time; at the run's end that is waited for, before the last reading."""
-    agent, router = on_cores
+    worker, router = on_cores
     is_read, looks = threading.Event(), list[int]()
 
     class SlowSensor(Sensor):
@@ -634,40 +634,40 @@ def test_blocks_do_not_wait_for_a_slow_sensor(
             assert is_read.wait(WAIT_S)
             return 7.0
 
-    fitting = replace(agent._fitting, sensor=lambda pids: SlowSensor(), reads_apart=True)
-    for who in (agent, agent._serving):
+    fitting = replace(worker._fitting, sensor=lambda pids: SlowSensor(), reads_apart=True)
+    for who in (worker, worker._serving):
         monkeypatch.setattr(who, "_fitting", fitting)
     for message in (Sense(1, ()), Start(time.monotonic_ns())):
-        agent._obey(message)
+        worker._obey(message)
     for number in (1, 2):
-        agent.act()
-        agent._obey(Ping(number))
-    agent._send()
+        worker.act()
+        worker._obey(Ping(number))
+    worker._send()
     assert [type(message) for message in router.receive() if isinstance(message, Pong | Report)] == [Pong, Pong]
     is_read.set()
-    agent._obey(Finish(3))
-    agent._send()
+    worker._obey(Finish(3))
+    worker._send()
     assert [type(message) for message in router.receive()][-3:] == [Report, Report, Finished]
-    assert [ident == agent._main for ident in looks] == [False, True]
+    assert [ident == worker._main for ident in looks] == [False, True]
 
 
-def test_what_it_worked_counts_from_the_first_start(on_cores: tuple[Agent, RouterEnd]) -> None:
+def test_what_it_worked_counts_from_the_first_start(on_cores: tuple[Worker, RouterEnd]) -> None:
     """However often it is said again, as where the clocks' offset is known better."""
-    agent, router = on_cores
-    agent._obey(Start(time.monotonic_ns()))
+    worker, router = on_cores
+    worker._obey(Start(time.monotonic_ns()))
     until_s = time.process_time() + 0.1
     while time.process_time() < until_s:
         pass
-    agent._obey(Start(time.monotonic_ns()))
-    agent._obey(Finish(1))
-    agent._send()
+    worker._obey(Start(time.monotonic_ns()))
+    worker._obey(Finish(1))
+    worker._send()
     (finished,) = (message for message in router.receive() if isinstance(message, Finished))
     assert finished.cpu_ns >= 0.1e9
 
 
-def _ring_in_a_lane(agent: Agent) -> None:
+def _ring_in_a_lane(worker: Worker) -> None:
     """The loads end, as a lane's thread tells."""
-    thread = threading.Thread(target=agent._fitting.lanes.ring, args=(0,))
+    thread = threading.Thread(target=worker._fitting.lanes.ring, args=(0,))
     thread.start()
     thread.join(WAIT_S)
 
@@ -675,15 +675,15 @@ def _ring_in_a_lane(agent: Agent) -> None:
 def test_only_an_instances_first_load_opens_the_file() -> None:
     """Idle ones are unloaded at once here."""
     _, end = socket_pair()
-    restless = replace(knobs(preload=False), idle_unload_ns=1)
-    agent = Agent(AgentEnd(ToAgent, end), _spec(OnCores(), restless), EpochLog())
+    restless = replace(params(preload=False), idle_unload_ns=1)
+    worker = Worker(WorkerEnd(ToWorker, end), _spec(OnCores(), restless), IncarnationLog())
     for message in (Prepare(1, 0, False), ComeUp(1), Start(time.monotonic_ns())):
-        agent._obey(message)
+        worker._obey(message)
     for number in range(3):
-        agent._obey(Deliver(Block(number, 0, 1, WorkKey(1, 1.0, IMAGE), (number,))))
+        worker._obey(Deliver(MicroBatch(number, 0, 1, WorkKey(1, 1.0, IMAGE), (number,))))
         for _ in range(10):
-            agent._serving.ring(time.monotonic_ns()) if agent._serving else None
-    lanes = agent._fitting.lanes
+            worker._serving.ring(time.monotonic_ns()) if worker._serving else None
+    lanes = worker._fitting.lanes
     assert isinstance(lanes, ToldLanes)
     assert lanes.from_disk == [True, False, False]
     end.close()
@@ -693,19 +693,19 @@ def test_preloads_come_from_memory_while_the_clock_stands_and_from_the_file_afte
     """Nobody times them before the run; who comes back in mid-run pays for the file."""
     for is_running, from_disk in ((False, False), (True, True)):
         _, end = socket_pair()
-        agent = Agent(AgentEnd(ToAgent, end), _spec(OnCores(), knobs()), EpochLog())
-        agent._obey(Prepare(1, 0, False))
+        worker = Worker(WorkerEnd(ToWorker, end), _spec(OnCores(), params()), IncarnationLog())
+        worker._obey(Prepare(1, 0, False))
         if is_running:
-            agent._obey(Start(time.monotonic_ns()))
-        agent._obey(ComeUp(1))
-        lanes = agent._fitting.lanes
+            worker._obey(Start(time.monotonic_ns()))
+        worker._obey(ComeUp(1))
+        lanes = worker._fitting.lanes
         assert isinstance(lanes, ToldLanes)
         assert set(lanes.from_disk) == {from_disk}
         end.close()
 
 
-def _is_nudged(agent: Agent) -> bool:
-    return bool(select.select([agent._woken], (), (), 0)[0])
+def _is_nudged(worker: Worker) -> bool:
+    return bool(select.select([worker._woken], (), (), 0)[0])
 
 
 def _kept(request: int) -> Keep:
@@ -713,45 +713,45 @@ def _kept(request: int) -> Keep:
 
 
 def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(
-    on_cores: tuple[Agent, RouterEnd],
+    on_cores: tuple[Worker, RouterEnd],
 ) -> None:
     """What came after a message that is the main thread's waits for that one."""
-    agent, router = on_cores
-    lanes = agent._fitting.lanes
+    worker, router = on_cores
+    lanes = worker._fitting.lanes
     assert isinstance(lanes, ToldLanes)
     for message in (_kept(1), Release((1,)), Ping(5), _kept(2)):
         router.post(message)
     router.flush()
-    _ring_in_a_lane(agent)
+    _ring_in_a_lane(worker)
     assert lanes.told == [("take", (1,)), ("forget", (1,))]
-    assert _is_nudged(agent)
+    assert _is_nudged(worker)
     router.post(_kept(3))
     router.flush()
-    agent._take_what_came()  # at the end of another batch: too early still
+    worker._take_what_came()  # at the end of another batch: too early still
     assert len(lanes.told) == 2
-    agent.act()
-    assert agent.listen()
+    worker.act()
+    assert worker.listen()
     assert lanes.told[2:] == [("take", (2,)), ("take", (3,))]
-    agent._send()
+    worker._send()
     assert [message.number for message in router.receive() if isinstance(message, Pong)] == [5]
 
 
 def test_what_a_lane_could_not_send_is_the_main_threads(
-    on_cores: tuple[Agent, RouterEnd], monkeypatch: pytest.MonkeyPatch
+    on_cores: tuple[Worker, RouterEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sleeps until a timer otherwise."""
-    agent, _ = on_cores
-    agent._post(Pong(1, 0))
-    monkeypatch.setattr(agent._port, "flush", lambda: False)
-    agent._send_from_lane()
-    assert _is_nudged(agent)
+    worker, _ = on_cores
+    worker._post(Pong(1, 0))
+    monkeypatch.setattr(worker._port, "flush", lambda: False)
+    worker._send_from_lane()
+    assert _is_nudged(worker)
 
 
 def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
     """The place that was written to is kept until then; no run has begun here."""
     router, port = _ends()
-    agent = Agent(port, AgentSpec("one", OnCores(), None), EpochLog())
-    thread = threading.Thread(target=agent._hear_lane, args=(MoveEnded(Moved(7, (1,), "float32", False)),))
+    worker = Worker(port, WorkerSpec("one", OnCores(), None), IncarnationLog())
+    thread = threading.Thread(target=worker._hear_lane, args=(MoveEnded(Moved(7, (1,), "float32", False)),))
     thread.start()
     thread.join(WAIT_S)
     assert [message.transfer for message in router.receive() if isinstance(message, Moved)] == [7]

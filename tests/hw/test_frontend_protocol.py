@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
         None,
     ),
     "label.parameters: found 'classification'": (
-        body(outputs=[{"name": "label", "parameters": {"classification": 2}}]),
+        body(outputs=[{"name": "prediction", "parameters": {"classification": 2}}]),
         None,
     ),
     "parameters.timeout: found True": (body(parameters={"timeout": True}), None),
@@ -131,7 +131,7 @@ def test_what_is_no_request_is_told(problem: str) -> None:
 
 def test_an_emulated_device_has_no_scores_and_no_pixels() -> None:
     images = {"name": "image", "shape": [1, 5], "data": [0] * 5}
-    assert list(read_request(body({**images, "datatype": "FP32"}), None, EMULATED).outputs) == ["label", "widths"]
+    assert list(read_request(body({**images, "datatype": "FP32"}), None, EMULATED).outputs) == ["prediction", "widths"]
     for wrong in (
         body({**images, "datatype": "UINT8"}),
         body({**images, "datatype": "FP32"}, outputs=[{"name": "scores"}]),
@@ -193,12 +193,14 @@ def test_answers_come_as_they_were_wanted(wanted: tuple[bool | None, ...]) -> No
     ]
     request = read_request(body(outputs=outputs, id="me"), None, SERVED)
     scores = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
-    answers = [Answer(label, (0.5, 1.0), row.tobytes(), "v", 7) for label, row in zip((3, 1), scores, strict=True)]
+    answers = [
+        Answer(prediction, (0.5, 1.0), row.tobytes(), "v", 7) for prediction, row in zip((3, 1), scores, strict=True)
+    ]
     written, length = write_answer(request, answers, SERVED)
     head, tail = json.loads(written[:length]), written[length:] if length else b""
     assert (head["id"], head["model_name"], head["model_version"]) == ("me", "m", "v")
     assert [each["name"] for each in head["outputs"]] == (names or list(SERVED.outputs))
-    columns = {"label": np.array([3, 1]), "scores": scores, "widths": np.array([[0.5, 1.0]] * 2, np.float32)}
+    columns = {"prediction": np.array([3, 1]), "scores": scores, "widths": np.array([[0.5, 1.0]] * 2, np.float32)}
     for each in head["outputs"]:
         if "parameters" in each:
             size = each["parameters"]["binary_data_size"]

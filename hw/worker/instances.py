@@ -1,4 +1,4 @@
-"""Instances on a device, as calibration times and agents serve them, and the fastest way to compute there.
+"""Instances on a device, as calibration times and workers serve them, and the fastest way to compute there.
 
 The fastest way to compute: which number format and order of memory a library prefers cannot be derived; for example, a
 norm that supports only one order of memory converts feature maps before and after it. So `race` measures the ways, in a
@@ -27,19 +27,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hw.agent import cuda
-from hw.agent.activations import MemoryBudget, in_format, shares_memory
-from hw.agent.cuda import Capture, CudaCapture, GraphedInstance, Repeated, finish, own_stream
 from hw.device_settings import MATHS, SHARE_VARIABLE, DeviceSpec
 from hw.networks.network_files import ModelFile
 from hw.networks.servable import Instance, Row, Servable, gather, gather_into, rows_of
 from hw.subprocesses import Tell, apart
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.telemetry.nvml import process_vram_bytes
+from hw.worker import cuda
+from hw.worker.activations import MemoryBudget, in_format, shares_memory
+from hw.worker.cuda import Capture, CudaCapture, GraphedInstance, Repeated, finish, own_stream
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import IMAGE
 
-NO_LABEL = -1
+NO_PREDICTION = -1
 PassKey = tuple[float, float, int]  # (width, previous width, batch size)
 _NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
 
@@ -154,8 +154,8 @@ def launch(
     if replay is not None:
         gather_into(rows, replay.inputs)
         return replay(len(rows))
-    block = rows[0][0]
-    torch_device, dtype = on or (block.device, block.dtype)
+    micro_batch = rows[0][0]
+    torch_device, dtype = on or (micro_batch.device, micro_batch.dtype)
     if padded == len(rows) and all(tensor.device == torch_device for tensor, _ in rows):
         x = in_format(gather(rows).to(dtype), memory_format)
     else:
@@ -168,14 +168,15 @@ def launch(
     return y[: len(rows)]
 
 
-def labels_of(logits: Tensor) -> list[int]:
-    """Return the largest one's index, of (n, classes); `NO_LABEL` if some are not finite. A GPU is waited for once."""
+def predictions_of(logits: Tensor) -> list[int]:
+    """Return the largest one's index, of (n, classes); `NO_PREDICTION` if some are not finite. A GPU is waited for
+    once."""
     if (torch_device := logits.device).type != "cpu":
         logits = on_host(logits)
         finish(torch_device)
     numbers = logits.float().numpy()
-    labels: list[int] = np.where(np.isfinite(numbers).all(axis=1), numbers.argmax(axis=1), NO_LABEL).tolist()
-    return labels
+    predictions: list[int] = np.where(np.isfinite(numbers).all(axis=1), numbers.argmax(axis=1), NO_PREDICTION).tolist()
+    return predictions
 
 
 def on_host(x: Tensor) -> Tensor:
@@ -293,10 +294,11 @@ class Instances:
         return self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
 
     def inputs(self, segment: int, previous_width: float, batch: int) -> list[Row]:
-        """Return activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
+        """Return activations like those of a real batch: as a segment leaves them (none below zero), in one
+        micro-batch."""
         shape = self.model.activation_shape(segment - 1, previous_width)
-        block = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
-        return rows_of(in_format(block.to(self.torch_device, self.device.torch_dtype), self.device.memory_format))
+        micro_batch = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
+        return rows_of(in_format(micro_batch.to(self.torch_device, self.device.torch_dtype), self.device.memory_format))
 
 
 def give_back(device: DeviceSpec, torch_device: torch.device) -> None:
@@ -314,8 +316,8 @@ _LARGE_BYTES, _KEPT_BYTES = 4 << 20, 64 << 20
 def _give_large_blocks_back() -> None:
     """Free weights with their instance: glibc keeps the end of each thread's heap, however large, but no mapped block.
 
-    By default it maps ever fewer blocks, up to 32 MiB. The end of the main heap that is kept then stays at its largest
-    size, or every pass would request memory from the system again.
+    By default it maps ever fewer micro-batches, up to 32 MiB. The end of the main heap that is kept then stays at its
+    largest size, or every pass would request memory from the system again.
     """
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -341,7 +343,7 @@ def seconds_since(begin_ns: int) -> float:
 # ------------------------------------------------------------------------------------------- the fastest way to compute
 
 
-MAY_LOSE: Final = 0.004  # of the labels, more than the first way loses: one of 256, a tie; more is another network
+MAY_LOSE: Final = 0.004  # of the predictions, more than the first way loses: one of 256, a tie; more is another network
 WORTH: Final = 0.98  # of the time: less of a gain is noise, and the first way is taken
 ROUNDS: Final = 20
 _WARM_ROUNDS: Final = 3
@@ -354,29 +356,29 @@ class Way:
 
     Attributes:
         device: with this way's settings.
-        block_s: by its images, the median time of a block through all segments at the widest.
-        agreement: share of the labels of drawn images that equal those of the CPU's float32.
+        micro_batch_s: by its images, the median time of a micro-batch through all segments at the widest.
+        agreement: share of the predictions of drawn images that equal those of the CPU's float32.
     """
 
     device: DeviceSpec
-    block_s: Mapping[int, float]
+    micro_batch_s: Mapping[int, float]
     agreement: float
 
     @property
     def pass_s(self) -> float:
-        """The time of the largest block."""
-        return self.block_s[max(self.block_s)]
+        """The time of the largest micro-batch."""
+        return self.micro_batch_s[max(self.micro_batch_s)]
 
     def __str__(self) -> str:
         order = "channels_last" if self.device.channels_last else "contiguous"
-        return f"{self.device.dtype} {order} {1e3 * self.pass_s:.3g} ms, {100 * self.agreement:.1f} % of labels"
+        return f"{self.device.dtype} {order} {1e3 * self.pass_s:.3g} ms, {100 * self.agreement:.1f} % of predictions"
 
 
 def race(file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
     """Return each way of computing on one device, timed in turns in a separate process.
 
     Args:
-        batches: images of the blocks that are timed.
+        batches: images of the micro-batches that are timed.
 
     Raises:
         InputError: the file is not a model.
@@ -392,7 +394,7 @@ def race(file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[in
 
 
 def quickest(results: Sequence[Way]) -> Way:
-    """Return the fastest way whose labels are the CPU's; the first one if no other is notably faster."""
+    """Return the fastest way whose predictions are the CPU's; the first one if no other is notably faster."""
     best = results[0]
     for result in results[1:]:
         if result.agreement >= results[0].agreement - MAY_LOSE and result.pass_s < WORTH * best.pass_s:
@@ -407,18 +409,18 @@ def raced(
     torch_device = open_device(candidates[0])
     model, _ = file.load()
     generator = torch.Generator().manual_seed(0)
-    images, block = (
+    images, micro_batch = (
         torch.randn(count, *model.spec.input_shape, generator=generator) for count in (_IMAGES, max(batches))
     )
     with torch.inference_mode(), own_stream(torch_device):
         expected = model(images, (model.spec.widths[-1],) * model.spec.segments).argmax(dim=1)
         runners = [_Runner(Instances(model, file.path, candidate, torch_device)) for candidate in candidates]
-        agreements = [float((runner.labels(images) == expected).double().mean()) for runner in runners]
+        agreements = [float((runner.predictions(images) == expected).double().mean()) for runner in runners]
         laps = list(product(runners, sorted(batches, reverse=True)))
         for runner, batch in laps:
             for _ in range(_WARM_ROUNDS):
-                runner.timed_s(block[:batch])
-        rounds = [[runner.timed_s(block[:batch]) for runner, batch in laps] for _ in range(ROUNDS)]
+                runner.timed_s(micro_batch[:batch])
+        rounds = [[runner.timed_s(micro_batch[:batch]) for runner, batch in laps] for _ in range(ROUNDS)]
     medians_s = dict(zip(laps, map(median, zip(*rounds, strict=True)), strict=True))
     return [
         Way(candidate, {batch: medians_s[runner, batch] for batch in batches}, agreement)
@@ -436,12 +438,12 @@ class _Runner:
             maker.make(segment, spec.widths[-1]) for segment in range(1, spec.segments + 1)
         ]
 
-    def labels(self, images: Tensor) -> Tensor:
-        """Return the labels of drawn images (n, C, H, W); (n,) on the CPU."""
+    def predictions(self, images: Tensor) -> Tensor:
+        """Return the predictions of drawn images (n, C, H, W); (n,) on the CPU."""
         return torch.cat([self._run(part).argmax(dim=1).cpu() for part in torch.split(images, 64)])
 
     def timed_s(self, images: Tensor) -> float:
-        """Return the time of one block, from its images on the host to its logits."""
+        """Return the time of one micro-batch, from its images on the host to its logits."""
         begin_ns = time.monotonic_ns()
         self._run(images)
         return (time.monotonic_ns() - begin_ns) / 1e9

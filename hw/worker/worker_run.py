@@ -1,4 +1,4 @@
-"""One run in an agent: drives its scheduler, meters its work besides passes, and reports results to the router."""
+"""One run in a worker: drives its scheduler, meters its work besides passes, and reports results to the router."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ import time  # noqa: TID251 - CPU time is what is measured
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hw.agent.lanes import (
-    BatchBroken,
-    BatchEnded,
-    Fitting,
-    LaneEvent,
-    LoadBroken,
-    LoadEnded,
-    SchedulerSpec,
-    UnloadEnded,
-    explain,
-)
 from hw.clock import NEVER_NS, RunClock
 from hw.telemetry.sensors import Sensor
 from hw.transport.messages import (
     Captures,
     ComeUp,
     Finished,
-    FromAgent,
+    FromWorker,
     Impair,
     OfRun,
     Preloaded,
@@ -40,9 +29,20 @@ from hw.transport.messages import (
 )
 from hw.transport.peers import FailureDetector
 from hw.transport.shared_memory import StepLog
+from hw.worker.lanes import (
+    BatchBroken,
+    BatchEnded,
+    Fitting,
+    LaneEvent,
+    LoadBroken,
+    LoadEnded,
+    SchedulerSpec,
+    UnloadEnded,
+    explain,
+)
 from policies.faults import Impairment
 from policies.greedy_scheduler import GreedyScheduler
-from policies.run_records import BatchTold, ChoreCost, ChoreKind, ServerBook
+from policies.run_records import BatchTold, CpuWorkCost, CpuWorkKind, ServerBook
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
@@ -70,15 +70,15 @@ class _Turn:
 
     began_ns: int
     came_ns: int = 0
-    blocks: int = 0
+    micro_batches: int = 0
     images: int = 0
     copies: int = 0
     copied_images: int = 0
     copies_ns: int = 0
 
 
-class ChoreMeter:
-    """Takes samples in an agent's threads; each reads its own CPU time only.
+class CpuWorkMeter:
+    """Takes samples in a worker's threads; each reads its own CPU time only.
 
     A thread's CPU time in a turn that took blocks in is charged to these, except for copying; in a turn that only
     copied, to the copies. A turn of the main thread in which lanes' threads had taken everything is a wake-up in vain.
@@ -89,7 +89,7 @@ class ChoreMeter:
     """
 
     def __init__(self, server: int, now_ns: Callable[[], int]) -> None:
-        self.costs: list[ChoreCost] = []
+        self.costs: list[CpuWorkCost] = []
         self._server = server
         self._now_ns = now_ns
         self._main = threading.get_ident()
@@ -98,11 +98,11 @@ class ChoreMeter:
         self._taken_by_lanes = 0
 
     def took(self, images: int) -> None:
-        """Note that a block of this number of requests came in this turn."""
+        """Note that a micro-batch of this number of requests came in this turn."""
         turn = self._turn()
-        if not turn.blocks:
+        if not turn.micro_batches:
             turn.came_ns = self._now_ns()
-        turn.blocks += 1
+        turn.micro_batches += 1
         turn.images += images
 
     def copied(self, images: int, cpu_ns: int) -> None:
@@ -124,24 +124,26 @@ class ChoreMeter:
         """Note that the main thread has nothing more to do."""
         turn, self._main_turn = self._main_turn, _Turn(time.thread_time_ns())
         taken_by_lanes, self._taken_by_lanes = self._taken_by_lanes, 0
-        if taken_by_lanes and not turn.blocks and not turn.copies:
+        if taken_by_lanes and not turn.micro_batches and not turn.copies:
             self.costs.append(self._cost("woken", taken_by_lanes, 0, self._main_turn.began_ns - turn.began_ns))
         self._charge(turn, self._main_turn.began_ns)
 
     def end_lane_turn(self) -> None:
         """Note that a lane's thread has taken new messages, after it reported the end of a batch."""
         cpu_ns, turn = time.thread_time_ns(), self._turn()
-        self._taken_by_lanes += turn.blocks + turn.copies
+        self._taken_by_lanes += turn.micro_batches + turn.copies
         self._charge(turn, cpu_ns)
         self._lane.turn = _Turn(cpu_ns)
 
     def _charge(self, turn: _Turn, ended_ns: int) -> None:
         spent_ns = ended_ns - turn.began_ns
-        if turn.blocks:
+        if turn.micro_batches:
             taken_ns = spent_ns - turn.copies_ns
-            self.costs.append(ChoreCost(self._server, "taken", turn.came_ns, turn.blocks, turn.images, taken_ns))
+            self.costs.append(
+                CpuWorkCost(self._server, "taken", turn.came_ns, turn.micro_batches, turn.images, taken_ns)
+            )
         if turn.copies:
-            copies_ns = turn.copies_ns if turn.blocks else spent_ns
+            copies_ns = turn.copies_ns if turn.micro_batches else spent_ns
             self.costs.append(self._cost("moved", turn.copies, turn.copied_images, copies_ns))
 
     def begin_end(self) -> None:
@@ -157,19 +159,19 @@ class ChoreMeter:
         self.costs.append(self._cost("ended", 1, images, cpu_ns - lane.began_ns))
         lane.turn = _Turn(cpu_ns)
 
-    def _cost(self, kind: ChoreKind, count: int, images: int, cpu_ns: int) -> ChoreCost:
-        return ChoreCost(self._server, kind, self._now_ns(), count, images, cpu_ns)
+    def _cost(self, kind: CpuWorkKind, count: int, images: int, cpu_ns: int) -> CpuWorkCost:
+        return CpuWorkCost(self._server, kind, self._now_ns(), count, images, cpu_ns)
 
 
 class Serving:
-    """The scheduler of a run, and its driver's state. The caller holds the agent's lock."""
+    """The scheduler of a run, and its driver's state. The caller holds the worker's lock."""
 
     def __init__(
         self,
         run: Prepare,
         service: SchedulerSpec,
         fitting: Fitting,
-        post: Callable[[FromAgent], None],
+        post: Callable[[FromWorker], None],
         log: StepLog | None,
         clock_ns: Callable[[], int],
     ) -> None:
@@ -181,17 +183,17 @@ class Serving:
         self._log = log
         self._clock_ns = clock_ns
         self._clock = RunClock(clock_ns)
-        self.meter = ChoreMeter(run.server, self._clock.now_ns) if run.measures_costs else None
-        self._scheduler = GreedyScheduler(service.knobs, run.server)
+        self.meter = CpuWorkMeter(run.server, self._clock.now_ns) if run.measures_costs else None
+        self._scheduler = GreedyScheduler(service.params, run.server)
         self._book = ServerBook()
-        self._epoch = 0
+        self._incarnation = 0
         self._steps = 0
         self._preloading: set[int] | None = None  # None: no preload is awaited
         self._loading: dict[int, tuple[int, float]] = {}
         self._loaded_before: set[tuple[int, float]] = set()
         self._instance_bytes: dict[int, int] = {}
         self._undone: set[int] = set()  # loads that exceed the cap, until they are gone
-        self._cap_bytes = service.knobs.vram_cap_bytes if fitting.has_own_memory else None
+        self._cap_bytes = service.params.vram_cap_bytes if fitting.has_own_memory else None
         self._captures = Captures()
         self._impairment = Impairment()
         self._period_ns = 0
@@ -251,9 +253,9 @@ class Serving:
     def obey(self, message: OfRun) -> None:
         """Process a message about the run as a whole."""
         match message:
-            case ComeUp(epoch):
-                self._epoch = epoch
-                self.deliver(ServerUp(self._server, epoch))
+            case ComeUp(incarnation):
+                self._incarnation = incarnation
+                self.deliver(ServerUp(self._server, incarnation))
                 self._preloading = set(self._loading)
                 self._tell_preloaded()
             case Start(origin_ns):
@@ -287,14 +289,14 @@ class Serving:
 
         Args:
             idle_ns: CPU time of this process that does not count as work.
-            shared_by: agents that this process has: an even part of its work counts for each.
+            shared_by: workers that this process has: an even part of its work counts for each.
         """
         if self._sensor is not None:
             self.report(self.read(self._sensor))
         cpu_ns = (time.process_time_ns() - self._cpu_ns - idle_ns) // shared_by
-        chores = tuple(self.meter.costs) if self.meter is not None else ()
+        cpu_work = tuple(self.meter.costs) if self.meter is not None else ()
         peak_bytes = self._scheduler.memory.peak_bytes
-        self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns, chores, self._captures))
+        self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns, cpu_work, self._captures))
 
     # --------------------------------------------------------------------------------------------------- the scheduler
 
@@ -313,10 +315,10 @@ class Serving:
                     self._lanes.run(command)
                 case ReturnRequests():
                     self._give_back(command, note)
-                case RejectRequests(epoch, requests, reason):
+                case RejectRequests(incarnation, requests, reason):
                     self._lanes.retain(requests)
                     arrivals = self._book.take_arrivals()
-                    self._post(Rejected(epoch, requests, reason, arrivals, self._steps))
+                    self._post(Rejected(incarnation, requests, reason, arrivals, self._steps))
                 case LoadInstance(_, instance, segment, width):
                     self._loading[instance] = (segment, width)
                     self._detector.asked(("instance", instance), self._clock_ns())
@@ -331,11 +333,11 @@ class Serving:
         ended, self.given_back = self._ended, len(command.requests)
         self._post(
             Returned(
-                command.epoch,
+                command.incarnation,
                 command.requests,
                 command.segment,
                 command.width,
-                ended.labels if command.segment == self._segments else (),
+                ended.predictions if command.segment == self._segments else (),
                 note,
                 command.residency,
                 self._steps,
@@ -351,20 +353,20 @@ class Serving:
             case BatchEnded():
                 self._detector.answered(("batch", event.batch))
                 self._ended = event
-                self.deliver(BatchStarted(self._epoch, event.batch, self._clock.of(event.began_ns)))
+                self.deliver(BatchStarted(self._incarnation, event.batch, self._clock.of(event.began_ns)))
                 ended_ns = self._clock.of(event.ended_ns)
                 failed, reason = event.failed, event.reason
-                self.deliver(BatchFinished(self._epoch, event.batch, failed, reason, ended_ns, event.late_ns))
+                self.deliver(BatchFinished(self._incarnation, event.batch, failed, reason, ended_ns, event.late_ns))
             case BatchBroken(batch, reason):
                 self._detector.answered(("batch", batch))
-                self.deliver(BatchFailed(self._epoch, batch, reason))
+                self.deliver(BatchFailed(self._incarnation, batch, reason))
             case LoadEnded():
                 self._detector.answered(("instance", event.instance))
                 self._take_load(event)
             case LoadBroken(instance, reason):
                 self._detector.answered(("instance", instance))
                 del self._loading[instance]
-                self.deliver(LoadFailed(self._epoch, instance, reason))
+                self.deliver(LoadFailed(self._incarnation, instance, reason))
                 self._end_preload(instance)
             case UnloadEnded(instance) if instance in self._undone:
                 self._undone.remove(instance)
@@ -372,7 +374,7 @@ class Serving:
             case UnloadEnded(instance):
                 self._detector.answered(("instance", instance))
                 self._instance_bytes.pop(instance, None)
-                self.deliver(InstanceUnloaded(self._epoch, instance))
+                self.deliver(InstanceUnloaded(self._incarnation, instance))
 
     def _take_load(self, event: LoadEnded) -> None:
         """Note a finished load; if the server then exceeds its cap, unload it again."""
@@ -385,7 +387,7 @@ class Serving:
         self._loaded_before.add(self._loading.pop(instance))
         self._instance_bytes[instance] = vram_bytes
         self._captures += event.captures
-        self.deliver(InstanceLoaded(self._epoch, instance, 0 if self._cap_bytes is None else vram_bytes))
+        self.deliver(InstanceLoaded(self._incarnation, instance, 0 if self._cap_bytes is None else vram_bytes))
         self._end_preload(instance)
 
     @property
@@ -400,7 +402,7 @@ class Serving:
     def _tell_preloaded(self) -> None:
         if self._preloading is not None and not self._preloading:
             self._preloading = None
-            self._post(Preloaded(self._epoch, self._captures))
+            self._post(Preloaded(self._incarnation, self._captures))
 
     # ---------------------------------------------------------------------------------------- the sensor, and the watch
 
@@ -411,10 +413,12 @@ class Serving:
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
         sampled_ns = min(sample.sampled_ns, now_ns)
         vram_bytes, counts = used_bytes + waiting_bytes, self._book.counts
-        self.deliver(TelemetrySampled(self._epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, waiting))
+        self.deliver(TelemetrySampled(self._incarnation, sampled_ns, now_ns, utilization, power_w, vram_bytes, waiting))
         residency = self._scheduler.residency
         self._post(
-            Report(self._epoch, sample, is_read, waiting, used_bytes, counts, self._steps, waiting_bytes, residency)
+            Report(
+                self._incarnation, sample, is_read, waiting, used_bytes, counts, self._steps, waiting_bytes, residency
+            )
         )
 
     def _look(self, clock_ns: int) -> None:

@@ -1,6 +1,6 @@
-"""Agents as the router uses them, on any host: their description, their messages, and the start of the next one.
+"""Workers as the router uses them, on any host: their description, their messages, and the start of the next one.
 
-Nothing is decided here. `hw.router.local_agents` has those of this host.
+Nothing is decided here. `hw.router.local_workers` has those of this host.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, Self, TypeVar
 
-from hw.agent.lanes import AgentSpec
 from hw.clock import Host
-from hw.transport.agent_port import FLUSH_NS, PortBrokenError, PortClosedError, RouterEnd
 from hw.transport.messages import (
     BenchmarkMove,
     Close,
     Done,
-    FromAgent,
+    FromWorker,
     Input,
     Keep,
     Move,
@@ -33,11 +31,13 @@ from hw.transport.messages import (
     Ready,
     Refused,
     Release,
-    ToAgent,
+    ToWorker,
     Warm,
 )
 from hw.transport.peers import ClockOffset, OffsetEstimate
 from hw.transport.shared_memory import Arena
+from hw.transport.worker_port import FLUSH_NS, PortBrokenError, PortClosedError, RouterEnd
+from hw.worker.lanes import WorkerSpec
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import NS_PER_S
 
@@ -49,18 +49,18 @@ _CLOCK_PINGS: Final = 16
 Answer = TypeVar("Answer")
 
 
-class AgentDiedError(WorkError):
-    """An agent's process ended unexpectedly."""
+class WorkerDiedError(WorkError):
+    """A worker's process ended unexpectedly."""
 
 
-class AgentHandle(ABC):
-    """An agent as the router uses it, on any host.
+class WorkerHandle(ABC):
+    """A worker as the router uses it, on any host.
 
     The caller either reads `port` itself or uses the synchronous calls, which assume that nothing else is in progress;
     not both at once.
 
     Args:
-        spec: of the agent.
+        spec: of the worker.
         port: to it.
         shares_clock: whether its clock is this process's.
         host: this process's.
@@ -69,13 +69,13 @@ class AgentHandle(ABC):
         ready: its first message; None before it has arrived.
         is_warm: whether it has run every work key; `is_warming`: whether it was asked to, and has not answered yet.
         incarnation: must be fenced off by others when it is killed; 0 if it certainly writes no more.
-        address: of its listener, for other agents' writes; empty if all map its arena.
+        address: of its listener, for other workers' writes; empty if all map its arena.
     """
 
-    incarnation: int = 0
+    worker_id: int = 0
     address: str = ""
 
-    def __init__(self, spec: AgentSpec, port: RouterEnd, *, shares_clock: bool, host: Host | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, port: RouterEnd, *, shares_clock: bool, host: Host | None = None) -> None:
         self._host = host or Host()
         self.spec = spec
         self.port = port
@@ -84,7 +84,7 @@ class AgentHandle(ABC):
         self._estimate = OffsetEstimate()
         self._pinged_ns: dict[int, int] = {}
         self.ready: Ready | None = None
-        self._heard: deque[FromAgent] = deque()
+        self._heard: deque[FromWorker] = deque()
         self._number = 0
 
     @property
@@ -96,7 +96,7 @@ class AgentHandle(ABC):
     def log(self) -> Callable[[], bytes]:
         """Return a function that reads its scheduler's log of the run, as far as written; also once it was killed.
 
-        `hw.transport.shared_memory.steps_of` parses that log; the function keeps nothing of the agent itself.
+        `hw.transport.shared_memory.steps_of` parses that log; the function keeps nothing of the worker itself.
         """
 
     @abstractmethod
@@ -105,7 +105,7 @@ class AgentHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it by force, even if it hangs; see `incarnation`."""
+        """End it by force, even if it hangs; see `worker_id`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -171,37 +171,37 @@ class AgentHandle(ABC):
 
     # -------------------------------------------------------------------------------------------------- synchronous
 
-    def send(self, message: ToAgent, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """Send a request now; raises `AgentDiedError` if the agent is gone, `WorkError` if it accepts nothing."""
+    def send(self, message: ToWorker, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Send a request now; raises `WorkerDiedError` if the worker is gone, `WorkError` if it accepts nothing."""
         until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
         self.port.post(message)
         try:
             while not self.port.flush():
                 if self._host.clock_ns() >= until_ns:
-                    raise WorkError(f"agent {self.spec.name} took nothing within {timeout_s:g} s")
+                    raise WorkError(f"worker {self.spec.name} took nothing within {timeout_s:g} s")
                 self._host.wait((), FLUSH_NS / NS_PER_S)
         except PortClosedError:
             raise self._death() from None
 
-    def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> FromAgent:
-        """Return the next answer; raises `AgentDiedError` if none will come, `WorkError` if none came in time."""
+    def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> FromWorker:
+        """Return the next answer; raises `WorkerDiedError` if none will come, `WorkError` if none came in time."""
         until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
         while not self._heard:
             if self.port.fileno() < 0:  # it was closed: nothing will come
                 raise self._death()
             left_s = (until_ns - self._host.clock_ns()) / NS_PER_S
             if left_s <= 0 or not self._host.wait((self.port.fileno(),), left_s):
-                raise WorkError(f"agent {self.spec.name} did not answer within {timeout_s:g} s")
+                raise WorkError(f"worker {self.spec.name} did not answer within {timeout_s:g} s")
             try:
                 self._heard += self.port.receive()
             except PortClosedError:
                 raise self._death() from None
             except PortBrokenError as error:
-                raise AgentDiedError(f"agent {self.spec.name}: {error}") from None
+                raise WorkerDiedError(f"worker {self.spec.name}: {error}") from None
         return self._heard.popleft()
 
-    def hear(self) -> Sequence[FromAgent]:
-        """Return its new messages, without waiting; raises `AgentDiedError` if no more will come."""
+    def hear(self) -> Sequence[FromWorker]:
+        """Return its new messages, without waiting; raises `WorkerDiedError` if no more will come."""
         if self.port.fileno() >= 0 and not self._host.wait((self.port.fileno(),), 0):
             return ()
         try:
@@ -209,8 +209,8 @@ class AgentHandle(ABC):
         except (PortClosedError, PortBrokenError):
             raise self._death() from None
 
-    def _death(self) -> AgentDiedError:
-        return AgentDiedError(f"agent {self.spec.name} died ({self._how_it_died()})")
+    def _death(self) -> WorkerDiedError:
+        return WorkerDiedError(f"worker {self.spec.name} died ({self._how_it_died()})")
 
     def expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """Return the next answer, which must be of a kind; raises `WorkError` for any other."""
@@ -218,10 +218,10 @@ class AgentHandle(ABC):
         if isinstance(answer, kind):
             return answer
         if isinstance(answer, Refused | MoveBroken):
-            raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
-        raise WorkError(f"agent {self.spec.name} answered {answer!r} where {kind.__name__} was due")
+            raise WorkError(f"worker {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
+        raise WorkError(f"worker {self.spec.name} answered {answer!r} where {kind.__name__} was due")
 
-    def ask(self, message: ToAgent, kind: type[Answer]) -> Answer:
+    def ask(self, message: ToWorker, kind: type[Answer]) -> Answer:
         """Return the answer to a message, which must be of a kind; raises as `send` and `expect` do."""
         self.send(message)
         return self.expect(kind)
@@ -258,7 +258,7 @@ class AgentHandle(ABC):
             if isinstance(answer, Prepared) and answer.number == number:
                 return answer.forgotten
             if isinstance(answer, Refused):
-                raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
+                raise WorkError(f"worker {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
 
     def say_goodbye(self) -> None:
         """Ask it to exit, and close the port."""
@@ -275,19 +275,19 @@ class AgentHandle(ABC):
 
 
 def transfer_round(
-    source: AgentHandle,
+    source: WorkerHandle,
     destination: int,
     payload_bytes: int,
     count: int,
     pause_s: float = 0.0,
     address: str = "",
-    receiver: AgentHandle | None = None,
+    receiver: WorkerHandle | None = None,
 ) -> tuple[float, ...]:
-    """Return the seconds until `payload_bytes` from this agent are in another's arena, for each of `count` moves.
+    """Return the seconds until `payload_bytes` from this worker are in another's arena, for each of `count` moves.
 
     Args:
         address: see `hw.transport.messages.Move`.
-        receiver: that agent, if it copies what arrives onto a device: the time then includes the copy.
+        receiver: that worker, if it copies what arrives onto a device: the time then includes the copy.
     """
     request = (0,)
     source.ask(BenchmarkMove(*request, payload_bytes), Done)
@@ -302,8 +302,8 @@ def transfer_round(
     return tuple(times_s)
 
 
-def _keeping_s(receiver: AgentHandle, moved: Moved) -> float:
-    """Return the time in which an agent stores an input from its arena, beyond a message there and one back."""
+def _keeping_s(receiver: WorkerHandle, moved: Moved) -> float:
+    """Return the time in which a worker stores an input from its arena, beyond a message there and one back."""
     lasted_s = []
     for inputs in ((), (Input((0,), 0, moved.shape, moved.dtype, moved.channels_last),)):
         begin_ns = time.monotonic_ns()
@@ -315,57 +315,57 @@ def _keeping_s(receiver: AgentHandle, moved: Moved) -> float:
 
 
 class Carrier(Protocol):
-    """Transports a cluster's messages and activations: starts the agents, on this host or elsewhere."""
+    """Transports a cluster's messages and activations: starts the workers, on this host or elsewhere."""
 
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
-        """Return one arena per agent, as the router writes to them; called once, before anything is started."""
+        """Return one arena per worker, as the router writes to them; called once, before anything is started."""
         ...
 
-    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
-        """Return the same arenas as this agent has them: its own, and those of the others, to which it writes."""
+    def arenas_of(self, worker: int) -> tuple[Arena, ...]:
+        """Return the same arenas as this worker has them: its own, and those of the others, to which it writes."""
         ...
 
-    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
-        """Start a server's agent, or its replacement, without waiting for it."""
+    def start(self, worker: int, spec: WorkerSpec) -> WorkerHandle:
+        """Start a server's worker, or its replacement, without waiting for it."""
         ...
 
     def close(self) -> None:
-        """Close the arenas; the agents have ended."""
+        """Close the arenas; the workers have ended."""
         ...
 
 
-class AgentSlot:
-    """A server's place in a cluster: its agent, and its replacement when that has died.
+class WorkerSlot:
+    """A server's place in a cluster: its worker, and its replacement when that has died.
 
     Args:
-        begin: starts an agent, without waiting for it; the same one each time.
-        warm_batches: batch sizes that each agent runs once for every work key before it serves.
+        begin: starts a worker, without waiting for it; the same one each time.
+        warm_batches: batch sizes that each worker runs once for every work key before it serves.
     """
 
-    def __init__(self, begin: Callable[[], AgentHandle], warm_batches: tuple[int, ...]) -> None:
+    def __init__(self, begin: Callable[[], WorkerHandle], warm_batches: tuple[int, ...]) -> None:
         self.warm_batches = warm_batches
         self._begin = begin
-        self.agent = begin()
+        self.worker = begin()
 
     def start(self) -> None:
-        """Start the next agent, without waiting for it; the previous one was killed."""
-        self.agent = self._begin()
+        """Start the next worker, without waiting for it; the previous one was killed."""
+        self.worker = self._begin()
 
-    def hand_over(self, begin: Callable[[], AgentHandle], agent: AgentHandle) -> None:
-        """Switch to an agent that such a start has made; the previous one is killed."""
-        self.agent.kill()
-        self._begin, self.agent = begin, agent
+    def hand_over(self, begin: Callable[[], WorkerHandle], worker: WorkerHandle) -> None:
+        """Switch to a worker that such a start has made; the previous one is killed."""
+        self.worker.kill()
+        self._begin, self.worker = begin, worker
 
     def begin_warming(self) -> None:
-        """Begin the warm-up of a new agent, in parallel to others'."""
-        if self.warm_batches and not self.agent.is_warm and not self.agent.is_warming:
-            self.agent.wait_until_ready()
-            self.agent.begin_warming(self.warm_batches)
+        """Begin the warm-up of a new worker, in parallel to others'."""
+        if self.warm_batches and not self.worker.is_warm and not self.worker.is_warming:
+            self.worker.wait_until_ready()
+            self.worker.begin_warming(self.warm_batches)
 
     def make_ready(
         self, server: int, keep_log: bool, *, measures_costs: bool = False, may_be_gone: bool = False
     ) -> bool:
-        """Wait for an agent that can serve, empty; a dead one is replaced, unless it may be gone.
+        """Wait for a worker that can serve, empty; a dead one is replaced, unless it may be gone.
 
         Returns:
             Whether it is there.
@@ -376,7 +376,7 @@ class AgentSlot:
         try:
             self._prepare(server, keep_log, measures_costs, _RESET_S)
         except WorkError:  # dead, hung, or in no state to continue
-            self.agent.kill()
+            self.worker.kill()
             if may_be_gone:
                 return False
             self.start()
@@ -384,25 +384,25 @@ class AgentSlot:
         return True
 
     def _prepare(self, server: int, keep_log: bool, measures_costs: bool, timeout_s: float) -> None:
-        agent = self.agent
-        agent.wait_until_ready()
+        worker = self.worker
+        worker.wait_until_ready()
         self.begin_warming()
-        if agent.is_warming:
-            agent.end_warming()
-        agent.prepare(server, keep_log, timeout_s, measures_costs=measures_costs)
-        agent.find_offset()
+        if worker.is_warming:
+            worker.end_warming()
+        worker.prepare(server, keep_log, timeout_s, measures_costs=measures_costs)
+        worker.find_offset()
 
     def close(self) -> None:
         """End it."""
-        self.agent.close()
+        self.worker.close()
 
 
 def make_all_ready(
-    slots: Sequence[AgentSlot], *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
+    slots: Sequence[WorkerSlot], *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
 ) -> frozenset[int]:
-    """Wait until all can serve, empty; return those of `drained` without an agent. See `AgentSlot.make_ready`.
+    """Wait until all can serve, empty; return those of `drained` without a worker. See `WorkerSlot.make_ready`.
 
-    New agents warm up in parallel. Clocks drift apart during the wait for a slow one (15 ms in five minutes): all are
+    New workers warm up in parallel. Clocks drift apart during the wait for a slow one (15 ms in five minutes): all are
     queried once more at the end.
     """
     for slot in slots:
@@ -416,5 +416,5 @@ def make_all_ready(
     for index, slot in enumerate(slots):
         if index not in away:
             with contextlib.suppress(WorkError):  # it has died since: the run will notice
-                slot.agent.find_offset()
+                slot.worker.find_offset()
     return away

@@ -1,4 +1,4 @@
-"""A real agent can be calibrated end to end."""
+"""A real worker can be calibrated end to end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from calibrate import CalibrationObserver, CalibrationRequest, calibrate, check_profile
-from calibrate.device_opening import GPU_LEAD_S, LEAD_TIMES, AgentBench
+from calibrate.device_opening import GPU_LEAD_S, LEAD_TIMES, WorkerBench
 from calibrate.plan_execution import DISTURBED, CalibrationProgress
 from calibrate.profile_fit import CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR
 from hw.device_settings import DeviceSpec
@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_real_agent_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> None:
+def test_a_real_worker_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> None:
     """A whole profile of this CPU with stated errors; a second sitting repeats nothing; a check runs."""
     device, log = DeviceSpec(cores=usable_cores()[:1]), tmp_path / "log"
     seen: list[CalibrationProgress] = []
@@ -69,7 +69,7 @@ def test_a_real_agent_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> 
 
 
 class Process:
-    """An agent that is ready a while after it was asked, and then runs for as long as was asked."""
+    """A worker that is ready a while after it was asked, and then runs for as long as was asked."""
 
     def __init__(self, ready_s: float, asked_s: list[float]) -> None:
         self.pid = os.getpid()
@@ -98,8 +98,8 @@ def test_processes_begin_together_or_the_set_is_no_good(ready_s: float, tries: i
     A GPU's instances choose kernels first, so the first lead is long (a bench without cores is a GPU's).
     """
     asked_s: list[float] = []
-    agents = [Process(0.0, asked_s), Process(ready_s, asked_s)]
-    bench = AgentBench(cast(Any, agents[0]), None, cast(Any, None), cast(Any, agents[1]))
+    workers = [Process(0.0, asked_s), Process(ready_s, asked_s)]
+    bench = WorkerBench(cast(Any, workers[0]), None, cast(Any, None), cast(Any, workers[1]))
     found = bench.together([Point(1, 1.0, 0.0, 1)] * 3, 1.0, across=True)
     assert len(found.members) == 3
     assert len(asked_s[::2]) == tries

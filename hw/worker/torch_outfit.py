@@ -1,4 +1,4 @@
-"""A real device's agent: torch, opened by the device's settings, and its measurements for calibration."""
+"""A real device's worker: torch, opened by the device's settings, and its measurements for calibration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ from queue import SimpleQueue
 
 import torch
 
-from hw.agent import cuda
-from hw.agent.activations import Activations, KeptBlocks, MemoryBudget
-from hw.agent.cuda import GraphedInstance, StreamQueue, pin
-from hw.agent.gpu_lanes import FlightWaker, GpuLanes, SharedGpu
-from hw.agent.instances import Instances, Lane, give_back, labels_of, open_measured, seconds_since, serve
-from hw.agent.lanes import AgentSpec, Fitting, Tell
-from hw.agent.torch_lanes import TorchLanes, explain
 from hw.clock import thread_waited_ns, waited_ns
 from hw.device_settings import DeviceSpec
 from hw.host_resources import Reference
@@ -43,7 +36,7 @@ from hw.transport.messages import (
     BesideLoadResult,
     ConcurrentResult,
     Done,
-    FromAgent,
+    FromWorker,
     InstanceResult,
     Measurement,
     Point,
@@ -52,6 +45,13 @@ from hw.transport.messages import (
     Warm,
 )
 from hw.transport.shared_memory import Arena
+from hw.worker import cuda
+from hw.worker.activations import Activations, KeptMicroBatches, MemoryBudget
+from hw.worker.cuda import GraphedInstance, StreamQueue, pin
+from hw.worker.gpu_lanes import FlightWaker, GpuLanes, SharedGpu
+from hw.worker.instances import Instances, Lane, give_back, open_measured, predictions_of, seconds_since, serve
+from hw.worker.lanes import Fitting, Tell, WorkerSpec
+from hw.worker.torch_lanes import TorchLanes, explain
 
 _WARM_PASSES_TOGETHER = 3
 _WARM_S = 0.005  # of passes on a CPU: the first ones have cold caches and take up to 1.4 times as long
@@ -60,11 +60,11 @@ _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take a negligible time
 
 
 class DeviceBench:
-    """Measurements in an agent, one after another.
+    """Measurements in a worker, one after another.
 
     Args:
         instances: of the model on the device.
-        store: of the agent's activations.
+        store: of the worker's activations.
     """
 
     def __init__(self, instances: Instances, store: Activations) -> None:
@@ -72,7 +72,7 @@ class DeviceBench:
         self._store = store
         self._loaded: dict[int, Instance] = {}
 
-    def carry_out(self, message: Measurement) -> FromAgent:
+    def carry_out(self, message: Measurement) -> FromWorker:
         """Execute a measurement; raises its error."""
         match message:
             case Warm(number, batches):
@@ -95,8 +95,8 @@ class DeviceBench:
             case BenchmarkDispatch():
                 return dispatch(self._instances, message)
             case BenchmarkMove(request, size_bytes):
-                block = torch.zeros(1, max(1, size_bytes // 4)).to(self._instances.torch_device)
-                self._store.put_rows({request: (block, 0)})
+                micro_batch = torch.zeros(1, max(1, size_bytes // 4)).to(self._instances.torch_device)
+                self._store.put_rows({request: (micro_batch, 0)})
                 return Done(request)
 
     def _load(self, message: BenchmarkLoad) -> Timed:
@@ -215,7 +215,7 @@ def along_paths(instances: Instances, message: BenchmarkPaths) -> Timed:
             key = (point.width, point.previous_width, point.batch)
             y = serve(loaded[point.key[:2]], rows, key, instances.device.memory_format)
             rows = rows_of(y)
-        labels_of(y)
+        predictions_of(y)
         return seconds_since(begin_ns)
 
     def job() -> None:
@@ -319,7 +319,7 @@ def _timed(instances: Instances, passes: Generator[None], launches: _Launches, m
 class _Launches:
     """The cost of GPU passes on the host: the lane's CPU time until everything is launched, and its waits.
 
-    The wait for the device spins, which does not count as work. Passes are short: the agent's waits in the pauses
+    The wait for the device spins, which does not count as work. Passes are short: the worker's waits in the pauses
     between them would count as much as those within.
     """
 
@@ -426,7 +426,7 @@ def _passes_of(
         marks.begin()
         y = serve(instance, inputs, key, memory_format, marks.launched)
         if point.segment == instances.model.spec.segments:
-            labels_of(y)
+            predictions_of(y)
         yield
 
 
@@ -457,13 +457,13 @@ ARENA_BYTES = 1 << 26
 
 @dataclass(frozen=True, slots=True)
 class TorchOutfit:
-    """Travels to the agent's process.
+    """Travels to the worker's process.
 
     Attributes:
         device: its settings.
         model: the file of the network that is served.
-        arenas: of all agents, by index.
-        own: this agent's index among them.
+        arenas: of all workers, by index.
+        own: this worker's index among them.
     """
 
     device: DeviceSpec
@@ -482,7 +482,7 @@ class TorchOutfit:
         torch_device, context_bytes = open_measured(device) if gpu is None else (gpu.torch_device, gpu.context_bytes)
         model, _ = self.model.load()
         budget = MemoryBudget(device.vram_bytes - context_bytes)
-        store = Activations(self.arenas, self.own, torch_device, None if gpu is None else KeptBlocks(budget))
+        store = Activations(self.arenas, self.own, torch_device, None if gpu is None else KeptMicroBatches(budget))
         maker = Instances(model, self.model.path, device, torch_device, budget=budget)
         return Fitting(
             lanes=TorchLanes(maker, store, tell, clock_ns) if gpu is None else self._gpu_lanes(gpu, maker, store, tell),
@@ -539,9 +539,9 @@ def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:
 
 
 @contextlib.contextmanager
-def torch_agents(devices: Sequence[tuple[str, DeviceSpec]], model: ModelFile) -> Iterator[list[AgentSpec]]:
-    """Yield the specs of agents without a scheduler, by (name, device): only measured, each with an arena of
+def torch_workers(devices: Sequence[tuple[str, DeviceSpec]], model: ModelFile) -> Iterator[list[WorkerSpec]]:
+    """Yield the specs of workers without a scheduler, by (name, device): only measured, each with an arena of
     `ARENA_BYTES` that the others write to."""
     with contextlib.ExitStack() as stack:
         arenas = tuple(stack.enter_context(contextlib.closing(Arena(ARENA_BYTES))) for _ in devices)
-        yield [AgentSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)]
+        yield [WorkerSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)]

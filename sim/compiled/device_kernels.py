@@ -22,7 +22,7 @@ def advance_device(c: Cluster, p: Parameters, device: Device, now: int) -> None:
         return
     if device.is_extrapolated:
         device.extrapolated_ns += elapsed
-    worked = elapsed - _chores_ns(device, now)
+    worked = elapsed - _cpu_work_ns(device, now)
     device.energy_mw_ns += _drawn_mw_ns(p, device, now)
     device.busy_permille_ns += _kept_busy_permille_ns(p, device, now)
     slot = device.first
@@ -34,17 +34,17 @@ def advance_device(c: Cluster, p: Parameters, device: Device, now: int) -> None:
 
 
 @kernel
-def _chores_ns(device: Device, now: int) -> int:
+def _cpu_work_ns(device: Device, now: int) -> int:
     """Return how long passes were stopped since the last change."""
-    return max(0, min(device.chores_until_ns, now) - max(device.paused_from_ns, device.updated_ns))
+    return max(0, min(device.cpu_work_until_ns, now) - max(device.paused_from_ns, device.updated_ns))
 
 
 @kernel
 def _drawn_mw_ns(p: Parameters, device: Device, now: int) -> float:
     """Return the energy since the last change."""
     model = model_of(p, device)
-    chores_ns, chores_mw = _chores_ns(device, now), max(device.power_mw, model.chores_mw)
-    drawn_mw_ns = device.power_mw * (now - device.updated_ns - chores_ns) + chores_mw * chores_ns
+    cpu_work_ns, cpu_work_mw = _cpu_work_ns(device, now), max(device.power_mw, model.cpu_work_mw)
+    drawn_mw_ns = device.power_mw * (now - device.updated_ns - cpu_work_ns) + cpu_work_mw * cpu_work_ns
     return drawn_mw_ns + model.awake_mw * _awake_ns(p, device, now)
 
 
@@ -59,8 +59,8 @@ def _awake_ns(p: Parameters, device: Device, now: int) -> int:
 @kernel
 def _kept_busy_permille_ns(p: Parameters, device: Device, now: int) -> int:
     """Return the integral of utilization since the last change."""
-    chores_ns, busy = _chores_ns(device, now), max(device.busy_permille, model_of(p, device).chores_permille)
-    return device.busy_permille * (now - device.updated_ns - chores_ns) + busy * chores_ns
+    cpu_work_ns, busy = _cpu_work_ns(device, now), max(device.busy_permille, model_of(p, device).cpu_work_permille)
+    return device.busy_permille * (now - device.updated_ns - cpu_work_ns) + busy * cpu_work_ns
 
 
 @kernel
@@ -96,16 +96,16 @@ def free_ns(c: Cluster, p: Parameters, device: Device, now: int, limit: int, beh
 
 
 @kernel
-def chores_end_ns(device: Device, now: int) -> int:
-    """Compute `SimulatedDevice.chores_end_ns`."""
-    return max(now, device.chores_until_ns) if device.paused_from_ns <= now else now
+def cpu_work_end_ns(device: Device, now: int) -> int:
+    """Compute `SimulatedDevice.cpu_work_end_ns`."""
+    return max(now, device.cpu_work_until_ns) if device.paused_from_ns <= now else now
 
 
 @kernel
 def core_free_ns(c: Cluster, p: Parameters, device: Device, now: int) -> int:
     """Compute `SharedDevice.free_ns`."""
     return max(
-        device.chores_until_ns, free_ns(c, p, device, now, now + model_of(p, device).slice_ns, device.waiting_ns)
+        device.cpu_work_until_ns, free_ns(c, p, device, now, now + model_of(p, device).slice_ns, device.waiting_ns)
     )
 
 
@@ -187,7 +187,7 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
         is_across = is_across or instance.server != instance_at(c, p, first).server
         slot = instance.run_next
     load: int = max(demand, host)
-    device.is_full = 1 if first != NONE and host + model.chores_permille > 1000 else 0
+    device.is_full = 1 if first != NONE and host + model.cpu_work_permille > 1000 else 0
     processes = 1
     if is_across:
         load, processes = _load_across(c, p, device, demand, load)
@@ -218,11 +218,11 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
 
 @kernel
 def _end_ns(device: Device, now: int, takes: int) -> int:
-    """Return when a pass of this duration ends: it stops during chores."""
+    """Return when a pass of this duration ends: it stops during CPU work."""
     if now >= device.paused_from_ns:
-        return max(now, device.chores_until_ns) + takes
+        return max(now, device.cpu_work_until_ns) + takes
     ends = now + takes
-    return ends if ends <= device.paused_from_ns else ends + device.chores_until_ns - device.paused_from_ns
+    return ends if ends <= device.paused_from_ns else ends + device.cpu_work_until_ns - device.paused_from_ns
 
 
 @kernel
@@ -271,16 +271,16 @@ def replan(c: Cluster, p: Parameters, device: Device) -> None:
 
 
 @kernel
-def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, begins: int) -> int:
-    """Do a chore of a process (`SimulatedDevice.do_chore`); returns when it is done."""
+def do_cpu_work(c: Cluster, p: Parameters, device: Device, work: int, now: int, begins: int) -> int:
+    """Do CPU work of a process (`SimulatedDevice.do_cpu_work`); returns when it is done."""
     advance_device(c, p, device, now)
-    if device.chores_until_ns > now:
-        device.chores_from_ns = device.chores_until_ns
+    if device.cpu_work_until_ns > now:
+        device.cpu_work_from_ns = device.cpu_work_until_ns
     else:
-        device.chores_from_ns, device.paused_from_ns = begins, begins
-    device.chores_until_ns = device.chores_from_ns + stretched_ns(device, work)
+        device.cpu_work_from_ns, device.paused_from_ns = begins, begins
+    device.cpu_work_until_ns = device.cpu_work_from_ns + stretched_ns(device, work)
     rerate(c, p, device, now)
-    return device.chores_until_ns
+    return device.cpu_work_until_ns
 
 
 @kernel

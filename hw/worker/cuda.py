@@ -159,7 +159,13 @@ _REMEDY_OF_OLD: Final = (
 
 
 def unseen(
-    boards: int, driver: str, serves: tuple[int, int] | None, built_for: str | None, visible: str | None, *, mig: bool
+    nvml_devices: int,
+    driver: str,
+    serves: tuple[int, int] | None,
+    built_for: str | None,
+    visible: str | None,
+    *,
+    mig: bool,
 ) -> str:
     """Return why torch sees no GPU although NVIDIA's library does, with a remedy; empty if that sees none either.
 
@@ -171,7 +177,7 @@ def unseen(
         visible: CUDA_VISIBLE_DEVICES.
         mig: whether a board is divided into instances.
     """
-    if not boards:
+    if not nvml_devices:
         return ""
     if built_for is None:
         return f"torch {torch.__version__} is built without CUDA; install one that has it"
@@ -186,13 +192,13 @@ def unseen(
     return "NVIDIA's library sees it, torch does not; python -c 'import torch; torch.cuda.init()' says why"
 
 
-def refused_by_mode(mode: str, agents: int) -> str:
-    """Return why a GPU in this compute mode can't serve this number of agents, with a remedy; empty if it can."""
+def refused_by_mode(mode: str, workers: int) -> str:
+    """Return why a GPU in this compute mode can't serve this number of workers, with a remedy; empty if it can."""
     if mode == "prohibited":
         return "its compute mode is 'prohibited'; an administrator may set it: nvidia-smi -c DEFAULT"
-    if mode == "exclusive process" and agents > 1:
+    if mode == "exclusive process" and workers > 1:
         return (
-            f"its compute mode is 'exclusive process', and {agents} processes are to use it; an administrator may "
+            f"its compute mode is 'exclusive process', and {workers} processes are to use it; an administrator may "
             "set it: nvidia-smi -c DEFAULT"
         )
     return ""

@@ -1,4 +1,5 @@
-"""What activations hold of a GPU's memory is counted within its budget, and little of a block does not keep all of it.
+"""What activations hold of a GPU's memory is counted within its budget, and little of a micro-batch does not keep all
+of it.
 
 On a CPU that is told to be a GPU in this alone: it counts, and everything else is the host's memory.
 """
@@ -12,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.agent.activations import Activations, KeptBlocks, MemoryBudget, tensor_in
 from hw.networks.servable import Row, gather, rows_of
 from hw.transport.messages import Input, Move
 from hw.transport.shared_memory import Arena
+from hw.worker.activations import Activations, KeptMicroBatches, MemoryBudget, tensor_in
 
 CPU = torch.device("cpu")
 SHAPE = (3, 2, 2)
@@ -27,16 +28,16 @@ class Kept:
 
     def __init__(self, total_bytes: int = 1 << 20, slack_bytes: int = 0) -> None:
         self.budget = MemoryBudget(total_bytes)
-        self.blocks = KeptBlocks(self.budget, slack_bytes)
+        self.micro_batches = KeptMicroBatches(self.budget, slack_bytes)
         self.arenas = (Arena(4096), Arena(4096))
-        self.store = Activations(self.arenas, 0, CPU, self.blocks)
+        self.store = Activations(self.arenas, 0, CPU, self.micro_batches)
 
     def put(self, requests: tuple[int, ...], seed: int = 0, padded: int = 0) -> torch.Tensor:
         """Outputs of a batch, which may have been padded; returns what they are."""
         generator = torch.Generator().manual_seed(seed)
-        block = torch.randn(max(padded, len(requests)), *SHAPE, generator=generator)[: len(requests)]
-        self.store.put_rows(dict(zip(requests, rows_of(block), strict=True)))
-        return block.clone()
+        micro_batch = torch.randn(max(padded, len(requests)), *SHAPE, generator=generator)[: len(requests)]
+        self.store.put_rows(dict(zip(requests, rows_of(micro_batch), strict=True)))
+        return micro_batch.clone()
 
     def read(self, requests: tuple[int, ...]) -> torch.Tensor:
         return gather([self.store.row(request) for request in requests])
@@ -68,38 +69,38 @@ def test_a_lack_of_room_is_a_reason_to_look() -> None:
 
 
 def test_a_copy_is_waited_for_before_the_block_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever gets the block's memory next may write there: rule 3. Later readers find the copy."""
+    """Whoever gets the micro-batch's memory next may write there: rule 3. Later readers find the copy."""
     kept = Kept(slack_bytes=1 << 20)
     images = kept.put((1, 2, 3, 4))
     kept.store.forget((1, 2, 4))
     seen: list[bool] = []
 
     def waited(place: torch.device) -> None:
-        block, index = kept.store.row(3)
-        seen.append(len(block) == 4 and torch.equal(block[index], images[2]))
+        micro_batch, index = kept.store.row(3)
+        seen.append(len(micro_batch) == 4 and torch.equal(micro_batch[index], images[2]))
 
-    monkeypatch.setattr("hw.agent.activations.finish", waited)
+    monkeypatch.setattr("hw.worker.activations.finish", waited)
     kept.store.compact()
     assert seen == [True]
     assert len(kept.store.row(3)[0]) == 1
 
 
 def test_who_sends_holds_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until its own wait: the store may let go of a block meanwhile, and its memory must not be somebody else's."""
+    """Until its own wait: the store may free a micro-batch meanwhile, and its memory must not be used again."""
     kept = Kept()
     kept.put((1, 2))
     kept.put((3, 4, 5))
-    blocks = [weakref.ref(kept.store.row(request)[0]) for request in (1, 3)]
+    micro_batches = [weakref.ref(kept.store.row(request)[0]) for request in (1, 3)]
     seen: list[bool] = []
 
     def waited(place: torch.device) -> None:
         kept.store.clear()
-        seen.extend(block() is not None for block in blocks)
+        seen.extend(micro_batch() is not None for micro_batch in micro_batches)
 
-    monkeypatch.setattr("hw.agent.activations.finish", waited)
+    monkeypatch.setattr("hw.worker.activations.finish", waited)
     kept.store.send(Move(1, 1, 0, (1, 3)))
     assert seen == [True, True]
-    assert [block() for block in blocks] == [None, None]
+    assert [micro_batch() for micro_batch in micro_batches] == [None, None]
 
 
 def test_no_memory_for_a_copy_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,7 @@ def test_no_memory_for_a_copy_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPat
         def broken(rows: object, error: Exception = error) -> torch.Tensor:
             raise error
 
-        monkeypatch.setattr("hw.agent.activations._copy_of", broken)
+        monkeypatch.setattr("hw.worker.activations._copy_of", broken)
         if is_told:
             with pytest.raises(RuntimeError, match="unspecified"):
                 kept.store.compact()
@@ -127,10 +128,10 @@ def test_on_a_cpu_nothing_is_counted_or_copied() -> None:
     arenas = (Arena(4096),)
     store = Activations(arenas, 0, CPU)
     store.take(Input((1, 2, 3, 4), 0, SHAPE, "float32", False))
-    block, _ = store.row(1)
+    micro_batch, _ = store.row(1)
     store.forget((2, 3, 4))
     store.compact()
-    assert store.row(1)[0] is block
+    assert store.row(1)[0] is micro_batch
     assert store.held_bytes == 0
 
 
@@ -148,10 +149,15 @@ def test_what_is_held_is_at_most_twice_what_is_wanted_and_the_slack(
         else:
             kept.store.forget(requests)
             right = {request: x for request, x in right.items() if request not in requests}
-        assert kept.blocks.needed_bytes == len(right) * ROW_BYTES
+        assert kept.micro_batches.needed_bytes == len(right) * ROW_BYTES
         assert kept.store.held_bytes == kept.budget.used_bytes <= (2 * len(right) + slack_rows) * ROW_BYTES
-        blocks = {block.untyped_storage().data_ptr(): block for block, _ in map(kept.store.row, right)}
-        assert sum(block.untyped_storage().nbytes() for block in blocks.values()) == kept.store.held_bytes
+        micro_batches = {
+            micro_batch.untyped_storage().data_ptr(): micro_batch for micro_batch, _ in map(kept.store.row, right)
+        }
+        assert (
+            sum(micro_batch.untyped_storage().nbytes() for micro_batch in micro_batches.values())
+            == kept.store.held_bytes
+        )
     for request, x in right.items():
         row: Row = kept.store.row(request)
         assert torch.equal(row[0][row[1]], x)

@@ -18,8 +18,8 @@ from hw.router.local_cluster import HardwareCluster
 from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
-from tests.hw.doors import IMAGES, PATIENCE_S, WIDTHS, Door, open_door
-from tests.hw.worlds import TINY, device, knobs
+from tests.hw.frontends import IMAGES, PATIENCE_S, WIDTHS, Frontend, open_frontend
+from tests.hw.worlds import TINY, device, params
 
 pytestmark = pytest.mark.workers
 
@@ -27,12 +27,12 @@ FIRST, NEXT = "1", "next"
 
 
 @pytest.fixture(scope="module")
-def door(path: Path) -> Iterator[Door]:
-    servers = [HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)]
+def frontend(path: Path) -> Iterator[Frontend]:
+    servers = [HardwareServer(f"server{i}", device(2 * i), params(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)]
     rules = Supervision(backoff_ns=NS_PER_S // 2)
     with (
         HardwareCluster(ModelFile(path), servers, supervision=rules) as running,
-        open_door(running) as opened,
+        open_frontend(running) as opened,
     ):
         yield opened
 
@@ -48,56 +48,56 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> tuple[SlimResNet, Path]:
 class Client(threading.Thread):
     """Asks for two images at a time, until it is stopped."""
 
-    def __init__(self, door: Door, place: int) -> None:
+    def __init__(self, frontend: Frontend, place: int) -> None:
         super().__init__()
-        self.door, self.place = door, place
+        self.frontend, self.place = frontend, place
         self.stops = threading.Event()
         self.heard: list[tuple[int, dict[str, Any]]] = []
 
     def run(self) -> None:
         while not self.stops.is_set():
-            status, _, answer = self.door.infer(IMAGES[self.place : self.place + 2])
+            status, _, answer = self.frontend.infer(IMAGES[self.place : self.place + 2])
             self.heard.append((status, answer))
 
 
-def order(door: Door, path: Path, told: list[str], version: str = NEXT) -> NewModel:
+def order(frontend: Frontend, path: Path, told: list[str], version: str = NEXT) -> NewModel:
     def took_over() -> None:
-        door.ingress.serve_model(version, ())
+        frontend.ingress.serve_model(version, ())
         told.append("took over")
 
-    return NewModel(door.cluster.starts_of(ModelFile(path)), door.gate, (), took_over, told.append)
+    return NewModel(frontend.cluster.starts_of(ModelFile(path)), frontend.gate, (), took_over, told.append)
 
 
-def test_what_cant_start_changes_nothing(door: Door, tmp_path: Path) -> None:
+def test_what_cant_start_changes_nothing(frontend: Frontend, tmp_path: Path) -> None:
     broken, told = tmp_path / "broken.safetensors", list[str]()
     broken.write_bytes(b"no model")
-    pids = [slot.agent.pid for slot in door.cluster.slots]
-    door.orders.append(order(door, broken, told))
-    door.until(lambda: bool(told))
+    pids = [slot.worker.pid for slot in frontend.cluster.slots]
+    frontend.orders.append(order(frontend, broken, told))
+    frontend.until(lambda: bool(told))
     assert "broken.safetensors" in told[0]
-    assert [slot.agent.pid for slot in door.cluster.slots] == pids
-    assert door.infer(IMAGES)[2]["model_version"] == FIRST
+    assert [slot.worker.pid for slot in frontend.cluster.slots] == pids
+    assert frontend.infer(IMAGES)[2]["model_version"] == FIRST
 
 
 def test_a_new_model_takes_over_and_nobody_is_lost(
-    door: Door, model: SlimResNet, other: tuple[SlimResNet, Path]
+    frontend: Frontend, model: SlimResNet, other: tuple[SlimResNet, Path]
 ) -> None:
     """Every answer is all of the model that it names, both were heard, and who restarts has the new one."""
     wanted = {FIRST: model(IMAGES, WIDTHS).detach().numpy(), NEXT: other[0](IMAGES, WIDTHS).detach().numpy()}
     assert np.abs(wanted[FIRST] - wanted[NEXT]).max(1).min() > 0.01
     told = list[str]()
-    clients = [Client(door, 2 * place) for place in range(8)]
+    clients = [Client(frontend, 2 * place) for place in range(8)]
     for client in clients:
         client.start()
-    door.until(lambda: all(client.heard for client in clients))
-    door.orders.append(order(door, other[1], told))
-    door.until(lambda: bool(told))
+    frontend.until(lambda: all(client.heard for client in clients))
+    frontend.orders.append(order(frontend, other[1], told))
+    frontend.until(lambda: bool(told))
     after = [len(client.heard) for client in clients]
-    door.until(lambda: all(len(client.heard) > count + 1 for client, count in zip(clients, after, strict=True)))
-    killed = door.cluster.slots[0].agent
+    frontend.until(lambda: all(len(client.heard) > count + 1 for client, count in zip(clients, after, strict=True)))
+    killed = frontend.cluster.slots[0].worker
     killed.kill()
-    door.until(lambda: door.cluster.slots[0].agent is not killed)
-    door.until(lambda: door.metrics()["slimsched_server_up", "server0"] == 1)
+    frontend.until(lambda: frontend.cluster.slots[0].worker is not killed)
+    frontend.until(lambda: frontend.metrics()["slimsched_server_up", "server0"] == 1)
     for client in clients:
         client.stops.set()
         client.join(PATIENCE_S)
@@ -113,6 +113,6 @@ def test_a_new_model_takes_over_and_nobody_is_lost(
     assert {answer["model_version"] for client in clients for _, answer in client.heard} == {FIRST, NEXT}
 
 
-def test_a_version_that_is_gone_is_not_there(door: Door) -> None:
+def test_a_version_that_is_gone_is_not_there(frontend: Frontend) -> None:
     for version, status in ((FIRST, 404), (NEXT, 200)):
-        assert door.ask("GET", f"/v2/models/tiny/versions/{version}")[0] == status
+        assert frontend.ask("GET", f"/v2/models/tiny/versions/{version}")[0] == status

@@ -1,9 +1,9 @@
-"""A server's agent: its scheduler, its lanes, its sensor and its log, in one process. It decides nothing itself.
+"""A server's worker: its scheduler, its lanes, its sensor and its log, in one process. It decides nothing itself.
 
-Blocks come through the port, and their results go back; batches, loads and unloads never leave the process. The main
-thread waits for messages, timers and the sensor; a slow sensor is read in a separate thread. On a CPU a lane's thread
-that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once starts
-without any thread waking up. On a GPU the main thread launches batches and polls them itself.
+Micro-batches come through the port, and their results go back; batches, loads and unloads never leave the process. The
+main thread waits for messages, timers and the sensor; a slow sensor is read in a separate thread. On a CPU a lane's
+thread that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once
+starts without any thread waking up. On a GPU the main thread launches batches and polls them itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from hw.agent.agent_run import Serving
-from hw.agent.lanes import AgentSpec, BatchEnded, LaneEvent, MoveEnded
 from hw.clock import NEVER_NS, Host
 from hw.telemetry.sensors import Sensor
-from hw.transport.agent_port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.transport.messages import (
     Close,
     ComeUp,
@@ -29,13 +26,13 @@ from hw.transport.messages import (
     Fence,
     Fenced,
     Finish,
-    FromAgent,
+    FromWorker,
     Impair,
     Keep,
     Measurement,
     Move,
     MoveBroken,
-    OfBlocks,
+    OfMicroBatches,
     Ping,
     Pong,
     Prepare,
@@ -47,31 +44,34 @@ from hw.transport.messages import (
     Sampled,
     Sense,
     Start,
-    ToAgent,
+    ToWorker,
 )
 from hw.transport.shared_memory import StepLog
-from policies.vocabulary import BlockArrived
+from hw.transport.worker_port import FLUSH_NS, PortClosedError, WorkerEnd
+from hw.worker.lanes import BatchEnded, LaneEvent, MoveEnded, WorkerSpec
+from hw.worker.worker_run import Serving
+from policies.vocabulary import MicroBatchArrived
 
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
 
 
-class Agent:
+class Worker:
     """Executes the router's requests; `loop` returns when the router closes the port or is gone.
 
     Args:
         port: to the router.
-        spec: of the agent; its outfit opens the device.
+        spec: of the worker; its outfit opens the device.
         log: of the scheduler's steps.
         host: this host's clock and waits.
         thread: returns an identifier of the calling thread.
         leave: ends the process, with this exit code, from any thread.
-        fence: stops writes of that incarnation of another agent to this one's arena.
+        fence: stops writes of that incarnation of another worker to this one's arena.
     """
 
     def __init__(
         self,
-        port: AgentEnd,
-        spec: AgentSpec,
+        port: WorkerEnd,
+        spec: WorkerSpec,
         log: StepLog,
         host: Host | None = None,
         leave: Callable[[int], object] = os._exit,
@@ -89,14 +89,14 @@ class Agent:
         self._lock = threading.Lock()
         self._main = thread()
         self._receiving = threading.Lock()  # messages taken are processed before others take the next ones
-        self._unprocessed: deque[ToAgent] = deque()
+        self._unprocessed: deque[ToWorker] = deque()
         self._reading = threading.Thread()  # of the sensor, if it is read in a separate thread
         self._samples: deque[tuple[Serving, Sample]] = deque()  # read there, and not reported yet
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
         self._serving: Serving | None = None
         self._idle_ns = 0
-        self.shared_by = 1  # agents that this process has
+        self.shared_by = 1  # workers that this process has
         self._fitting = spec.outfit.fit(self._hear_lane, self._clock_ns)
         self._looks_on = spec.service is not None and spec.service.has_core and not self._fitting.computes_here
 
@@ -121,7 +121,7 @@ class Agent:
             if self._serving is not None:
                 self._serving.ring(self._clock_ns(), sample)
                 self._report_samples()
-            else:  # a move ends, too, while nothing is served: of an agent that is measured, or after a run
+            else:  # a move ends, too, while nothing is served: of a worker that is measured, or after a run
                 self._fitting.lanes.ring(self._clock_ns())
             is_sent = self._send()
             lanes_ns = self._fitting.lanes.next_ns
@@ -158,7 +158,7 @@ class Agent:
                 serving.report(sample)
 
     def listen(self) -> bool:
-        """Process new messages; return False when the agent is to end."""
+        """Process new messages; return False when the worker is to end."""
         self._sleeps_until_ns = 0
         with self._receiving:
             while self._unprocessed:
@@ -171,39 +171,39 @@ class Agent:
             os.sched_yield()  # a lane that was woken goes before the rest of the work here
         return True
 
-    def sleep(self, until_ns: int, beside: Sequence[Agent] = ()) -> None:
+    def sleep(self, until_ns: int, beside: Sequence[Worker] = ()) -> None:
         """Sleep until then, or until there is something to do, here or for those that share this thread."""
-        agents = (self, *beside)
-        select = partial(self._select, agents=agents)
-        if all(agent._looks_on for agent in agents) and self._look_on(until_ns, agents):
+        workers = (self, *beside)
+        select = partial(self._select, workers=workers)
+        if all(worker._looks_on for worker in workers) and self._look_on(until_ns, workers):
             return
-        waker, exact_ns = self._fitting.waker, [agent._serving.exact_ns for agent in agents if agent._serving]
+        waker, exact_ns = self._fitting.waker, [worker._serving.exact_ns for worker in workers if worker._serving]
         if waker is not None and exact_ns and min(exact_ns) < until_ns + waker.overrun_ns:
             waker.wait(select, until_ns)
         else:  # sensors and watches need no exact times
             select(None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9))
 
-    def _select(self, wait_s: float | None, agents: Sequence[Agent]) -> bool:
+    def _select(self, wait_s: float | None, workers: Sequence[Worker]) -> bool:
         """Wait until there is something to do; return whether there is."""
-        ready = self._host.wait([end for agent in agents for end in (agent._port.fileno(), agent._woken)], wait_s)
-        for agent in agents:
-            if agent._woken in ready:
-                os.read(agent._woken, 4096)
+        ready = self._host.wait([end for worker in workers for end in (worker._port.fileno(), worker._woken)], wait_s)
+        for worker in workers:
+            if worker._woken in ready:
+                os.read(worker._woken, 4096)
         return bool(ready)
 
-    def _look_on(self, until_ns: int, agents: Sequence[Agent]) -> bool:
+    def _look_on(self, until_ns: int, workers: Sequence[Worker]) -> bool:
         """Poll for a while if nothing runs here: a core that sleeps wakes up later than a message travels.
 
-        The time counts neither as the device's nor as the agent's work. Returns whether something has come.
+        The time counts neither as the device's nor as the worker's work. Returns whether something has come.
         """
-        if any(agent._serving is None or agent._serving.is_busy for agent in agents):
+        if any(worker._serving is None or worker._serving.is_busy for worker in workers):
             return False
         began_ns = self._host.cpu_ns()
         until_ns, has_come = min(until_ns, self._clock_ns() + _LOOK_NS), False
         while not has_come and self._clock_ns() < until_ns:
-            has_come = self._select(0.0, agents)
-        for agent in agents:
-            agent._idle_ns += self._host.cpu_ns() - began_ns
+            has_come = self._select(0.0, workers)
+        for worker in workers:
+            worker._idle_ns += self._host.cpu_ns() - began_ns
         return has_come
 
     def _send(self) -> bool:
@@ -218,18 +218,18 @@ class Agent:
 
     # ------------------------------------------------------------------------------------------------------- messages
 
-    def _obey(self, message: ToAgent) -> None:
+    def _obey(self, message: ToWorker) -> None:
         """Process a message; activations are accessed without the lock: lanes continue meanwhile."""
         lanes = self._fitting.lanes
         match message:
-            case Deliver(block, inputs):
+            case Deliver(micro_batch, inputs):
                 if inputs:
                     lanes.take(inputs)
                 with self._lock:
                     if self._serving is not None:
                         if self._serving.meter is not None:
-                            self._serving.meter.took(len(block.requests))
-                        self._serving.deliver(BlockArrived(block))
+                            self._serving.meter.took(len(micro_batch.requests))
+                        self._serving.deliver(MicroBatchArrived(micro_batch))
             case Keep(inputs):
                 lanes.take(inputs)
             case Move():
@@ -240,8 +240,8 @@ class Agent:
                     serving.meter.copied(len(message.requests), self._host.cpu_ns() - began_ns)
             case Release(requests):
                 lanes.forget(requests)
-            case Fence(number, incarnation):
-                self._fence(incarnation)
+            case Fence(number, worker_id):
+                self._fence(worker_id)
                 self._post(Fenced(number))
             case Ping(number):
                 self._post(Pong(number, self._clock_ns()))
@@ -262,8 +262,8 @@ class Agent:
             case _:
                 self._measure(message)
 
-    def _obey_in_turn(self, message: ToAgent) -> bool:
-        """Process a message; return False when the agent is to end."""
+    def _obey_in_turn(self, message: ToWorker) -> bool:
+        """Process a message; return False when the worker is to end."""
         if isinstance(message, Close):
             return False
         self._obey(message)
@@ -280,7 +280,7 @@ class Agent:
         try:
             meter = None if self._serving is None else self._serving.meter
             for message in self._port.receive():
-                if self._unprocessed or not isinstance(message, OfBlocks):
+                if self._unprocessed or not isinstance(message, OfMicroBatches):
                     self._unprocessed.append(message)
                 else:
                     self._obey(message)
@@ -291,11 +291,11 @@ class Agent:
         if self._unprocessed:
             os.write(self._nudge, b"!")
 
-    def _post(self, message: FromAgent) -> None:
+    def _post(self, message: FromWorker) -> None:
         with self._lock:
             self._port.post(message)
 
-    def _move(self, message: Move) -> FromAgent | None:
+    def _move(self, message: Move) -> FromWorker | None:
         try:
             return self._fitting.lanes.move(message)
         except Exception as error:
@@ -305,16 +305,16 @@ class Agent:
     def _measure(self, message: Measurement) -> None:
         try:
             answer = self._fitting.measure(message)
-        except Exception as error:  # the agent outlives any request
+        except Exception as error:  # the worker outlives any request
             answer = Refused(*self._fitting.explain(error))
         self._post(answer)
 
     def _prepare(self, message: Prepare) -> None:
         """Prepare for a run: later reports of lanes are ignored, and lanes are waited for without the lock."""
-        assert self._service is not None, "this agent is there to be measured"
+        assert self._service is not None, "this worker is there to be measured"
         with self._lock:
             self._serving = None
-        forgotten = self._fitting.lanes.reset(self._service.knobs.preload)
+        forgotten = self._fitting.lanes.reset(self._service.params.preload)
         self._log.clear()
         self._idle_ns = 0 if self._fitting.waker is None else -self._fitting.waker.looked_ns
         log = self._log if message.keep_log else None
@@ -372,22 +372,22 @@ class Agent:
             self._leave(1)
 
 
-def work(agents: Sequence[Agent]) -> None:
-    """Drive agents in one thread, each until `Close` or until its router is gone."""
-    due_ns: dict[Agent, int] = {}
-    for agent in agents:
-        agent.shared_by = len(agents)
+def work(workers: Sequence[Worker]) -> None:
+    """Drive workers in one thread, each until `Close` or until its router is gone."""
+    due_ns: dict[Worker, int] = {}
+    for worker in workers:
+        worker.shared_by = len(workers)
         with contextlib.suppress(PortClosedError):
-            agent.greet()
-            due_ns[agent] = agent.act()
+            worker.greet()
+            due_ns[worker] = worker.act()
     while due_ns:
         first, *others = due_ns
         first.sleep(min(due_ns.values()), others)
-        for agent in (first, *others):
+        for worker in (first, *others):
             try:
-                is_over = not agent.listen()
-                due_ns[agent] = agent.act()
+                is_over = not worker.listen()
+                due_ns[worker] = worker.act()
             except PortClosedError:
                 is_over = True
             if is_over:
-                del due_ns[agent]
+                del due_ns[worker]

@@ -1,9 +1,10 @@
-"""The port between the router's process and a server's agent: one stream of frames over any connection.
+"""The port between the router's process and a server's worker: one stream of frames over any connection.
 
 An end posts messages and sends them together; it never waits for the other end. Messages arrive in order. Nothing here
 assumes one clock, one memory or one host: the connection is a pair of sockets on one host, and TLS between two. A frame
-is its kind and length (4 bytes), and messages, activations for the agent's arena, or a piece of its log. They travel in
-one stream, so nothing overtakes: an activation arrives before a message that refers to it, and an agent's steps are in
+is its kind and length (4 bytes), and messages, activations for the worker's arena, or a piece of its log. They travel
+in
+one stream, so nothing overtakes: an activation arrives before a message that refers to it, and a worker's steps are in
 its log before the router is notified of them.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
-from hw.transport.messages import FromAgent, ToAgent
+from hw.transport.messages import FromWorker, ToWorker
 from hw.transport.shared_memory import Arena, StepLog
 from kit.errors import WorkError
 
@@ -48,7 +49,7 @@ class PortClosedError(WorkError):
 
 
 class PortBrokenError(WorkError):
-    """Data that arrived are not a message: the other end is not an agent or router of ours."""
+    """Data that arrived are not a message: the other end is not a worker or router of ours."""
 
 
 class Codec(Generic[Message]):
@@ -269,12 +270,12 @@ class Port(Generic[Sent, Heard]):
 
     def _hear_log(self, steps: bytes) -> None:
         if self._heard is None:
-            raise PortBrokenError("a log comes from agents only")
+            raise PortBrokenError("a log comes from workers only")
         self._heard(steps)
 
 
-RouterEnd = Port[ToAgent, FromAgent]
-AgentEnd = Port[FromAgent, ToAgent]
+RouterEnd = Port[ToWorker, FromWorker]
+WorkerEnd = Port[FromWorker, ToWorker]
 
 
 def header(kind: int, length: int) -> bytes:
@@ -283,7 +284,7 @@ def header(kind: int, length: int) -> bytes:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return the router's end and the agent's, on one host."""
+    """Return the router's end and the worker's, on one host."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
@@ -291,13 +292,13 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class SentLog(StepLog):
-    """The log of an agent on another host: it travels to the router ahead of messages, and so outlives the agent.
+    """The log of a worker on another host: it travels to the router ahead of messages, and so outlives the worker.
 
     Args:
-        port: the agent's.
+        port: the worker's.
     """
 
-    def __init__(self, port: AgentEnd) -> None:
+    def __init__(self, port: WorkerEnd) -> None:
         super().__init__()
         self._port = port
 
@@ -311,10 +312,10 @@ class SentLog(StepLog):
 
 
 class Mirror(Arena):
-    """An agent's arena as the router writes to it: what is written here travels in the stream of messages.
+    """A worker's arena as the router writes to it: what is written here travels in the stream of messages.
 
     Args:
-        port: returns the port to the present agent.
+        port: returns the port to the present worker.
     """
 
     def __init__(self, size_bytes: int, port: Callable[[], RouterEnd]) -> None:

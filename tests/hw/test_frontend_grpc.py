@@ -1,4 +1,4 @@
-"""Clients that speak gRPC through the same door: the network's answers, bad clients, overload, the end."""
+"""Clients that speak gRPC through the same front end: the network's answers, bad clients, overload, the end."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from hw.router.local_cluster import HardwareCluster
 from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
-from tests.hw.doors import IMAGES, MODEST, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Door, open_door
-from tests.hw.worlds import device, knobs
+from tests.hw.frontends import IMAGES, MODEST, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Frontend, open_frontend
+from tests.hw.worlds import device, params
 
 pytestmark = pytest.mark.workers
 
@@ -40,26 +40,26 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 @pytest.fixture(scope="module")
-def opened(path: Path) -> Iterator[Door]:
+def opened(path: Path) -> Iterator[Frontend]:
     servers = [
-        HardwareServer(f"server{i}", device(2 * i), knobs(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)
+        HardwareServer(f"server{i}", device(2 * i), params(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)
     ]  # the same kernels
     rules = Supervision(backoff_ns=NS_PER_S // 2)
     with (
         HardwareCluster(ModelFile(path), servers, supervision=rules) as running,
-        open_door(running) as door,
+        open_frontend(running) as frontend,
     ):
-        yield door
+        yield frontend
 
 
 @pytest.fixture(scope="module")
-def channel(opened: Door) -> Iterator[grpc.Channel]:
+def channel(opened: Frontend) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(opened.grpc) as found:
         yield found
 
 
 @pytest.fixture
-def door(opened: Door) -> Iterator[Door]:
+def frontend(opened: Frontend) -> Iterator[Frontend]:
     """The same for every test, with what it has counted since the test began."""
     opened.before = opened.metrics()
     yield opened
@@ -103,10 +103,10 @@ def refusal(
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
-def test_answers_are_those_over_http_bit_for_bit(door: Door, channel: grpc.Channel, is_raw: bool) -> None:
+def test_answers_are_those_over_http_bit_for_bit(frontend: Frontend, channel: grpc.Channel, is_raw: bool) -> None:
     """In the form of the question; of an image that runs alone, for a batch of others may round it otherwise."""
     reply = call(channel, "ModelInfer", **asked(ONE, is_raw=is_raw, id="mine"))
-    outputs = {each["name"]: each for each in door.infer(ONE)[2]["outputs"]}
+    outputs = {each["name"]: each for each in frontend.infer(ONE)[2]["outputs"]}
     assert (reply.model_name, reply.model_version, reply.id) == ("tiny", "1", "mine")
     assert [each.name for each in reply.outputs] == list(outputs)
     assert len(reply.raw_output_contents) == (len(outputs) if is_raw else 0)
@@ -116,18 +116,18 @@ def test_answers_are_those_over_http_bit_for_bit(door: Door, channel: grpc.Chann
         assert (output.datatype, list(output.shape)) == (wanted["datatype"], wanted["shape"])
         given = reply.raw_output_contents[place] if is_raw else np.array(getattr(output.contents, name), kind).tobytes()
         assert given == np.array(wanted["data"], kind).tobytes()
-    assert door.counted("slimsched_requests_total", "OK") == 1
+    assert frontend.counted("slimsched_requests_total", "OK") == 1
 
 
-def test_tritons_calls_are_answered_as_over_http(door: Door, channel: grpc.Channel) -> None:
+def test_tritons_calls_are_answered_as_over_http(frontend: Frontend, channel: grpc.Channel) -> None:
     config = MessageToDict(call(channel, "ModelConfig", name="tiny").config, preserving_proto_field_name=True)
-    wanted = json.loads(door.ask("GET", "/v2/models/tiny/config")[2])
+    wanted = json.loads(frontend.ask("GET", "/v2/models/tiny/config")[2])
     for tensor in (*config["input"], *config["output"]):  # int64 is text in protobuf's JSON
         tensor["dims"] = [int(each) for each in tensor["dims"]]
     wanted["output"][0]["reshape"] = {}
     assert config == wanted
     (counts,) = call(channel, "ModelStatistics", name="tiny").model_stats
-    assert counts.inference_count == door.metrics()["slimsched_images_answered_total",]
+    assert counts.inference_count == frontend.metrics()["slimsched_images_answered_total",]
     (model,) = call(channel, "RepositoryIndex", ready=True).models
     assert (model.name, model.version, model.state) == ("tiny", "1", "READY")
     assert refusal(channel, "ModelConfig", name="other")[0] == "NOT_FOUND"
@@ -152,11 +152,11 @@ def test_kubernetes_and_grpcurl_find_their_services(channel: grpc.Channel) -> No
         assert message in file
 
 
-def test_pixels_are_normalised_as_over_http(door: Door, channel: grpc.Channel) -> None:
+def test_pixels_are_normalised_as_over_http(frontend: Frontend, channel: grpc.Channel) -> None:
     """And one output alone comes, where it is wanted."""
     pixels = np.random.default_rng(5).integers(0, 16, (3, 1, 8, 8), np.uint8)
     tensor = {"name": "image", "datatype": "UINT8", "shape": [3, 1, 8, 8]}
-    wanted = door.infer(torch.from_numpy((pixels.astype(np.float32) - 2) / 4))[2]["outputs"][1]["data"]
+    wanted = frontend.infer(torch.from_numpy((pixels.astype(np.float32) - 2) / 4))[2]["outputs"][1]["data"]
     for sent in (
         {"inputs": [tensor], "raw_input_contents": [pixels.tobytes()]},
         {"inputs": [{**tensor, "contents": {"uint_contents": pixels.ravel().tolist()}}]},
@@ -174,7 +174,7 @@ def test_it_says_what_it_is(channel: grpc.Channel) -> None:
     assert call(channel, "ServerMetadata").name == "slimsched"
     about = call(channel, "ModelMetadata", name="tiny")
     assert [(each.name, each.datatype, list(each.shape)) for each in about.outputs] == [
-        ("label", "INT64", [-1]),
+        ("prediction", "INT64", [-1]),
         ("scores", "FP32", [-1, 10]),
         ("widths", "FP32", [-1, 3]),
     ]
@@ -233,16 +233,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("problem", WRONG)
-def test_bad_clients_hear_what_is_wrong_and_harm_nobody(door: Door, channel: grpc.Channel, problem: str) -> None:
+def test_bad_clients_hear_what_is_wrong_and_harm_nobody(
+    frontend: Frontend, channel: grpc.Channel, problem: str
+) -> None:
     wanted, status = WRONG[problem]
     code, words, _ = refusal(channel, **wanted)
     assert code == status
     assert problem in words
     assert len(call(channel, "ModelInfer", **asked(ONE)).outputs) == 3
-    door.until_inside(0)
+    frontend.until_inside(0)
 
 
-def test_what_grows_when_it_is_read_is_not_read(opened: Door) -> None:
+def test_what_grows_when_it_is_read_is_not_read(opened: Frontend) -> None:
     """Nor a message that never comes."""
     with grpc.insecure_channel(opened.grpc, compression=grpc.Compression.Gzip) as zipping:
         assert refusal(zipping, **asked(torch.zeros(4, 1, 8, 8)))[0] in ("UNIMPLEMENTED", "INTERNAL")
@@ -292,67 +294,67 @@ def test_large_images_come_raw() -> None:
 # ---------------------------------------------------------------------------------------------------------- overload
 
 
-def test_no_more_are_let_in_than_fit(door: Door, channel: grpc.Channel) -> None:
+def test_no_more_are_let_in_than_fit(frontend: Frontend, channel: grpc.Channel) -> None:
     """Together with those over HTTP, and with when to come again."""
-    door.gate.close()
+    frontend.gate.close()
     with ThreadPoolExecutor(2) as clients:
-        inside = clients.submit(door.infer, IMAGES[:20])
-        door.until_inside(20)
+        inside = clients.submit(frontend.infer, IMAGES[:20])
+        frontend.until_inside(20)
         assert refusal(channel, **asked(IMAGES[:5])) == ("RESOURCE_EXHAUSTED", "full: 20 images are inside", "1000")
         by_modest = clients.submit(call, channel, "ModelInfer", MODEST, **asked(IMAGES[:3]))
-        door.until_inside(23)
+        frontend.until_inside(23)
         told = refusal(channel, "ModelInfer", MODEST, **asked(ONE))
         assert told == ("RESOURCE_EXHAUSTED", "full: 3 images of this token are inside, allowed are 3", "1000")
-        door.gate.open()
+        frontend.gate.open()
         assert inside.result()[0] == 200
         assert len(by_modest.result().outputs) == 3
-    assert door.counted("slimsched_images_refused_total", "full") == 5
-    assert door.counted("slimsched_images_refused_total", "token") == 1
-    assert door.counted("slimsched_requests_total", "RESOURCE_EXHAUSTED") == 2
+    assert frontend.counted("slimsched_images_refused_total", "full") == 5
+    assert frontend.counted("slimsched_images_refused_total", "token") == 1
+    assert frontend.counted("slimsched_requests_total", "RESOURCE_EXHAUSTED") == 2
 
 
-def test_the_calls_deadline_is_the_requests(door: Door, channel: grpc.Channel) -> None:
+def test_the_calls_deadline_is_the_requests(frontend: Frontend, channel: grpc.Channel) -> None:
     """Or the parameter's, where that is sooner; what still waits is given up."""
-    door.gate.close()
-    passes = door.passes()
+    frontend.gate.close()
+    passes = frontend.passes()
     assert refusal(channel, timeout=0.1, **asked(IMAGES[:8]))[0] == "DEADLINE_EXCEEDED"
-    door.until(lambda: door.counted("slimsched_images_failed_total", "deadline") == 8)
+    frontend.until(lambda: frontend.counted("slimsched_images_failed_total", "deadline") == 8)
     sooner = asked(IMAGES[:8], parameters={"timeout": {"int64_param": 150_000}})
     assert refusal(channel, **sooner)[:2] == ("DEADLINE_EXCEEDED", "no answer within 0.15 s")
-    assert door.counted("slimsched_requests_total", "DEADLINE_EXCEEDED") == 2
+    assert frontend.counted("slimsched_requests_total", "DEADLINE_EXCEEDED") == 2
     told = refusal(channel, timeout=0.05, **asked(ONE))
     assert told[0] == "RESOURCE_EXHAUSTED", "what is inside takes longer"
-    door.gate.open()
-    door.until_inside(0)
-    assert door.passes() - passes < 16 * len(WIDTHS)
+    frontend.gate.open()
+    frontend.until_inside(0)
+    assert frontend.passes() - passes < 16 * len(WIDTHS)
     assert len(call(channel, "ModelInfer", **asked(IMAGES[:8])).outputs) == 3
 
 
-def test_who_has_left_costs_no_more_than_a_segment(door: Door, channel: grpc.Channel) -> None:
-    passes = door.passes()
-    door.gate.close()
+def test_who_has_left_costs_no_more_than_a_segment(frontend: Frontend, channel: grpc.Channel) -> None:
+    passes = frontend.passes()
+    frontend.gate.close()
     body = MESSAGES["ModelInferRequest"](**asked(IMAGES[:8])).SerializeToString()
     stub = channel.unary_unary(f"/{SERVICE}/ModelInfer")
     leaving = stub.future(body, metadata=bearing(TOKEN))
-    door.until_inside(8)
+    frontend.until_inside(8)
     leaving.cancel()
-    door.until(lambda: door.counted("slimsched_images_failed_total", "client_left") == 8)
-    door.gate.open()
-    door.until_inside(0)
-    assert door.passes() - passes <= 8
-    assert door.counted("slimsched_requests_total", "CANCELLED") == 1
-    (clients,) = door.traffic
+    frontend.until(lambda: frontend.counted("slimsched_images_failed_total", "client_left") == 8)
+    frontend.gate.open()
+    frontend.until_inside(0)
+    assert frontend.passes() - passes <= 8
+    assert frontend.counted("slimsched_requests_total", "CANCELLED") == 1
+    (clients,) = frontend.traffic
     assert not clients._request_in
 
 
 # ------------------------------------------------------------------------------------------------- deaths and the end
 
 
-def test_another_ingress_listens_at_the_same_port(door: Door, channel: grpc.Channel) -> None:
-    (clients,) = door.traffic
+def test_another_ingress_listens_at_the_same_port(frontend: Frontend, channel: grpc.Channel) -> None:
+    (clients,) = frontend.traffic
     clients._ingress._process.kill()
-    door.until(lambda: door.ask("GET", "/v2/health/ready")[0] == 200)
-    door.until(lambda: _is_ready(channel))
+    frontend.until(lambda: frontend.ask("GET", "/v2/health/ready")[0] == 200)
+    frontend.until(lambda: _is_ready(channel))
     assert len(call(channel, "ModelInfer", **asked(IMAGES)).outputs) == 3
 
 
@@ -363,17 +365,17 @@ def _is_ready(channel: grpc.Channel) -> bool:
         return False
 
 
-def test_at_the_end_all_that_were_accepted_are_answered(door: Door, channel: grpc.Channel) -> None:
+def test_at_the_end_all_that_were_accepted_are_answered(frontend: Frontend, channel: grpc.Channel) -> None:
     """No other is accepted from then on, and nobody's answer is cut off."""
-    door.gate.close()
+    frontend.gate.close()
     with ThreadPoolExecutor(SLOTS) as clients:
         accepted = [clients.submit(call, channel, "ModelInfer", **asked(image[None])) for image in IMAGES]
-        door.until_inside(SLOTS)
-        door.stop.set()
-        door.until(door.decides_and_is_not_ready)
+        frontend.until_inside(SLOTS)
+        frontend.stop.set()
+        frontend.until(frontend.decides_and_is_not_ready)
         assert refusal(channel, **asked(ONE)) == ("UNAVAILABLE", "draining: nothing is accepted now", "1000")
         probe = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert probe.status == NOT_SERVING
-        door.gate.open()
+        frontend.gate.open()
         assert [len(each.result().outputs) for each in accepted] == [3] * SLOTS
-    assert door.end.result(PATIENCE_S).in_flight == 0
+    assert frontend.end.result(PATIENCE_S).in_flight == 0

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hw.agent import lanes
-from hw.agent.activations import Activations
-from hw.agent.cuda import BROKEN_EXIT, GraphedInstance, empty_cache, is_broken, lacks_memory
-from hw.agent.instances import NO_LABEL, Instances, Lane, give_back, labels_of, serve
-from hw.agent.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
 from hw.device_settings import DeviceSpec
 from hw.host_resources import SpeedMeter
 from hw.networks.servable import Instance, Row, gather, rows_of
 from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
+from hw.worker import lanes
+from hw.worker.activations import Activations
+from hw.worker.cuda import BROKEN_EXIT, GraphedInstance, empty_cache, is_broken, lacks_memory
+from hw.worker.instances import NO_PREDICTION, Instances, Lane, give_back, predictions_of, serve
+from hw.worker.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
 from policies.faults import Impairment
 from policies.greedy_scheduler import Spec
 from policies.vocabulary import NS_PER_S, RunBatch
@@ -36,9 +36,9 @@ class StoreLanes:
 
     Args:
         maker: of the model's instances on the device.
-        store: of the agent's activations.
+        store: of the worker's activations.
         tell: receives the end of everything.
-        clock_ns: the agent's.
+        clock_ns: the worker's.
         leave: ends the process, with this exit code.
     """
 
@@ -147,13 +147,13 @@ class StoreLanes:
 
     def _conclude(self, command: RunBatch, began_ns: int, ended_ns: int, outcome: Outcome) -> None:
         try:
-            labels, scores = self._labelled(command, outcome)
+            predictions, scores = self._predicted(command, outcome)
         except Exception as error:
             self._break(command, error)
             return
         read = self._speed_meter.take() if self._speed_meter else (0, 0.0)
         if not outcome.failed:
-            self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, (), "", 0, *read, scores))
+            self._tell(BatchEnded(command.batch, predictions, began_ns, ended_ns, (), "", 0, *read, scores))
             if self._speed_meter:
                 self._speed_meter.look()
             return
@@ -163,7 +163,7 @@ class StoreLanes:
             self._tell(BatchBroken(command.batch, reason, detail))
             return
         failed = tuple(request for request in command.requests if request in outcome.failed)
-        self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, failed, reason, scores=scores))
+        self._tell(BatchEnded(command.batch, predictions, began_ns, ended_ns, failed, reason, scores=scores))
 
     def _break(self, command: RunBatch, error: Exception) -> None:
         self._tell(BatchBroken(command.batch, *explain(error)))
@@ -213,29 +213,29 @@ class StoreLanes:
             raise MemoryError(f"{len(requests)} images, there is memory for {room_images}")
         rows = [self._store.row(request) for request in requests]
         shape = self._maker.model.activation_shape(command.segment - 1, command.previous_width)
-        for block in {id(block): block for block, _ in rows}.values():
-            if tuple(block.shape[1:]) != shape:
-                raise ValueError(f"activations of {tuple(block.shape[1:])} where {shape} is expected")
+        for micro_batch in {id(micro_batch): micro_batch for micro_batch, _ in rows}.values():
+            if tuple(micro_batch.shape[1:]) != shape:
+                raise ValueError(f"activations of {tuple(micro_batch.shape[1:])} where {shape} is expected")
         return rows
 
-    def _labelled(self, command: RunBatch, outcome: Outcome) -> tuple[tuple[int, ...], bytes]:
-        """Return the labels, and the logits as float32, of the last segment's logits that are numbers."""
+    def _predicted(self, command: RunBatch, outcome: Outcome) -> tuple[tuple[int, ...], bytes]:
+        """Return the predictions, and the logits as float32, of the last segment's logits that are numbers."""
         if command.segment < self._segments or not outcome.rows:
             return (), b""
         requests, logits = list(outcome.rows), gather(list(outcome.rows.values())).cpu()  # a GPU is waited for once
-        labels = dict(zip(requests, labels_of(logits), strict=True))
-        for request in [request for request, label in labels.items() if label == NO_LABEL]:
-            del labels[request], outcome.rows[request]
-            outcome.failed[request] = ("no_label", "its logits are no numbers")
-        self._store.forget(labels)
-        labelled = [request for request in command.requests if request in labels]
+        predictions = dict(zip(requests, predictions_of(logits), strict=True))
+        for request in [request for request, prediction in predictions.items() if prediction == NO_PREDICTION]:
+            del predictions[request], outcome.rows[request]
+            outcome.failed[request] = ("no_prediction", "its logits are no numbers")
+        self._store.forget(predictions)
+        labelled = [request for request in command.requests if request in predictions]
         if requests != labelled:
             logits = logits[[requests.index(request) for request in labelled]]
-        return tuple([labels[request] for request in labelled]), logits.float().numpy(force=True).tobytes()
+        return tuple([predictions[request] for request in labelled]), logits.float().numpy(force=True).tobytes()
 
 
 class TorchLanes(StoreLanes):
-    """`hw.agent.lanes.Lanes` on a CPU: a thread for each instance, which reports ends."""
+    """`hw.worker.lanes.Lanes` on a CPU: a thread for each instance, which reports ends."""
 
     next_ns: int | None = None  # threads end without a timer
 

@@ -1,4 +1,4 @@
-"""What an agent does besides passes: each moment of a thread's CPU time is in one sample at most."""
+"""What a worker does besides passes: each moment of a thread's CPU time is in one sample at most."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hw.agent import agent_run
-from hw.agent.agent_run import ChoreMeter
+from hw.worker import worker_run
+from hw.worker.worker_run import CpuWorkMeter
 
 NOW_NS = 77  # of the run
 
@@ -29,17 +29,17 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     found = Clocks()
-    monkeypatch.setattr(agent_run, "time", found)
+    monkeypatch.setattr(worker_run, "time", found)
     return found
 
 
-def _samples(meter: ChoreMeter) -> list[tuple[str, int, int, int]]:
+def _samples(meter: CpuWorkMeter) -> list[tuple[str, int, int, int]]:
     assert {(each.server, each.at_ns) for each in meter.costs} <= {(3, NOW_NS)}
     return [(each.kind, each.count, each.images, each.cpu_ns) for each in meter.costs]
 
 
-def _meter() -> ChoreMeter:
-    return ChoreMeter(3, lambda: NOW_NS)
+def _meter() -> CpuWorkMeter:
+    return CpuWorkMeter(3, lambda: NOW_NS)
 
 
 def _in_a_lane(work: Callable[[], None]) -> None:

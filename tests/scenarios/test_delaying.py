@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kit.random_streams import stream
-from policies.rules.rule_params import FixedRule, HoldingRouter, HoldSpec, LadderRule
-from policies.vocabulary import HoldRule
+from policies.rules.rule_params import BatchingDelaySpec, DelayingRouter, FixedRule, LadderRule
+from policies.vocabulary import BatchingDelayRule
 from scenarios.files.router_files import read_rule, write_rule
 from scenarios.world.resolved_scenario import World
 from scenarios.world.scenario_building import load_world
@@ -18,7 +18,7 @@ from scenarios.world.scenario_routers import maker_of
 from sim.compiled.compiled_simulation import CompiledSimulation
 
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
-EAGER = HoldSpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)
+EAGER = BatchingDelaySpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +40,12 @@ def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int]
 def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
     """Written, read back, and no longer the same run, but where nobody may be held."""
     rule, ladder = tmp_path / "held.rule.yaml", tmp_path / "ladder.rule.yaml"
-    write_rule(rule, FixedRule(placement="sticky", hold=EAGER))
-    write_rule(ladder, LadderRule(hold=EAGER))
+    write_rule(rule, FixedRule(placement="sticky", batching_delay=EAGER))
+    write_rule(ladder, LadderRule(batching_delay=EAGER))
     for path, before in ((rule, "fixed:1,1,1,1@sticky"), (ladder, "ladder")):
         held = finished_ns(world, str(path), 16_000_000)
         assert (held != finished_ns(world, before, 16_000_000)).any()
         assert (finished_ns(world, str(path), 0) == finished_ns(world, before, 0)).all()
     made = read_rule(rule).make(world.context)
-    assert isinstance(made, HoldingRouter)
-    assert made.hold == HoldRule((8,) * 4, (2_000_000,) * 4)
+    assert isinstance(made, DelayingRouter)
+    assert made.batching_delay == BatchingDelayRule((8,) * 4, (2_000_000,) * 4)

@@ -1,1 +1,0 @@
-"""A server's agent: the process that runs its scheduler, its lanes and its sensor, and its device's instances."""
