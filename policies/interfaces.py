@@ -100,11 +100,11 @@ class AccuracyPrior:
             raise ValueError("the width tuples of an accuracy table must have one length")
         self.top1 = dict(sorted(top1.items()))
         self.mean_top1 = mean(tuple(self.top1.values()))
-        micro_batch_sizes: dict[tuple[float, ...], list[float]] = {}
+        by_prefix: dict[tuple[float, ...], list[float]] = {}
         for widths, value in self.top1.items():
             for length in range(1, len(widths) + 1):
-                micro_batch_sizes.setdefault(widths[:length], []).append(value)
-        self._prior = {prefix: mean(values) for prefix, values in micro_batch_sizes.items()}
+                by_prefix.setdefault(widths[:length], []).append(value)
+        self._prior = {prefix: mean(values) for prefix, values in by_prefix.items()}
         self._answers = dict(self._prior)  # separate: the answer for a missing tuple is never a neighbour
 
     def __call__(self, widths: tuple[float, ...]) -> float:
@@ -153,9 +153,9 @@ def nest_by_width(widths: Widths, nests: tuple[int, ...]) -> Mapping[float, Widt
     return {width: nest for nest in nests_of(widths, nests) for width in nest}
 
 
-def tuples_within(micro_batch_sizes: Sequence[Widths], segments: int) -> list[Widths]:
+def tuples_within(width_groups: Sequence[Widths], segments: int) -> list[Widths]:
     """Return every complete width tuple within one of these groups of widths, ascending."""
-    return [widths for micro_batch_size in micro_batch_sizes for widths in product(micro_batch_size, repeat=segments)]
+    return [widths for group in width_groups for widths in product(group, repeat=segments)]
 
 
 # -------------------------------------------------------------------------------------------------------------- routers
@@ -275,8 +275,8 @@ class RouterConfig:
     Attributes:
         segments: S.
         widths: the width set W, ascending.
-        holds: (servers, segments, widths) whether a server can hold an instance.
-        groups: the group sizes g to choose from, ascending.
+        fits: (servers, segments, widths) whether a server can hold an instance.
+        micro_batch_sizes: the sizes g to choose from, ascending.
         outstanding_micro_batches: the cap of micro-batches outstanding at a server; when all are at the cap the router
             waits.
         micro_batch_key: whether a micro-batch's members must share the location of their activations.

@@ -235,4 +235,4 @@ def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -
     held = [width for width, is_held in zip(widths, view.servers[choice.server].widths, strict=True) if is_held]
     if choice.width not in held:
         return f"allowed widths on server {choice.server} are {', '.join(map(str, held))}"
-    return None if choice.micro_batch_size >= 1 else "allowed groups are whole numbers from 1"
+    return None if choice.micro_batch_size >= 1 else "allowed micro_batch_size is a whole number from 1"

@@ -121,7 +121,7 @@ def test_the_router_of_the_page_decides(tmp_path: Path, monkeypatch: pytest.Monk
     assert block is not None
     (tmp_path / "my_rules.py").write_text(re.sub(r"^    ", "", block[1], flags=re.MULTILINE))
     monkeypatch.syspath_prepend(tmp_path)
-    router = make_router("my_rules:FewestBlocks", context())
+    router = make_router("my_rules:FewestMicroBatches", context())
     monkeypatch.delitem(sys.modules, "my_rules")
     seen = view(server(3), server(0, valid=False), server(0, widths=(False, True, True, True)))
     choice = choice_of(router, seen, np.random.default_rng(0))

@@ -74,7 +74,7 @@ class Clusters(StrictModel):
         description="lists of links: a cluster's servers draw from one list"
     )
     host: Span = Field((0.1, 3.5), description="factor on the profiles' cost of decisions on the router's host")
-    batching_delay: Span = Field((0.3, 2.2), description="`router.max_peak_s`, in units of Compass")
+    batching_delay: Span = Field((0.3, 2.2), description="`router.max_batching_delay_s`, in units of Compass")
     outstanding_micro_batches: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
         (2, 4), description="`router.outstanding_micro_batches`"
     )
@@ -153,7 +153,7 @@ def drawn_world(spec: Clusters, name: str) -> World:
 
     world = built()
     unit_s = unit_of(world.context) / NS_PER_S
-    document["router"]["max_peak_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
+    document["router"]["max_batching_delay_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
     duration_s, document["workload"] = _workload(spec, _carried_img_s(world), rng)
     document |= {"duration_s": duration_s, "warmup_s": WARMUP * duration_s}
     if rng.random() < spec.short_of_memory:

@@ -213,7 +213,7 @@ def _run_text(path: str, run: ReplayedRun) -> str:
         micro_batches = (
             ", ".join(f"{count:,} {fate}" for fate, count in run["micro_batches"].items() if count) or "none"
         )
-        text = f"{text}; blocks: {micro_batches}"
+        text = f"{text}; micro-batches: {micro_batches}"
     return text if len(run["logs"]) == 1 and run["micro_batches"] else "\n".join([text, *map(_log_text, run["logs"])])
 
 

@@ -477,7 +477,7 @@ def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatc
         (Choice(0, 1.0, 1), r"valid now: 1, 2"),
         (Choice(1, 0.3, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
         (Choice(1, 1.0, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
-        (Choice(1, 0.5, 0), "allowed groups are whole numbers from 1"),
+        (Choice(1, 0.5, 0), "allowed micro_batch_size is a whole number from 1"),
         (Choice(1.0, 0.5, 1), "int, float and int for server, width and micro-batch size, not float, float, int"),  # type: ignore[arg-type]
         (Choice(1, "0.5", 1), "not int, str, int"),  # type: ignore[arg-type]
         (Choice(True, 0.5, 1), "not bool, float, int"),
