@@ -183,7 +183,7 @@ class RoutingPolicy(Protocol):
 
 
 def batching_delay_rule_of(policy: RoutingPolicy) -> BatchingDelayRule | None:
-    """Return the router's rule for automatic holds; None for none."""
+    """Return the router's rule for automatic batching delays; None for none."""
     rule: BatchingDelayRule | None = getattr(policy, "batching_delay", None)
     return rule
 
@@ -275,8 +275,8 @@ class RouterConfig:
     Attributes:
         segments: S.
         widths: the width set W, ascending.
-        holds: (servers, segments, widths) whether a server can hold an instance.
-        groups: the group sizes g to choose from, ascending.
+        fits: (servers, segments, widths) whether a server can hold an instance.
+        micro_batch_sizes: the micro-batch sizes g to choose from, ascending.
         outstanding_micro_batches: the cap of micro-batches outstanding at a server; when all are at the cap the router
             waits.
         micro_batch_key: whether a micro-batch's members must share the location of their activations.
