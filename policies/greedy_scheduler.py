@@ -106,8 +106,7 @@ class MemoryBook:
 Spec = tuple[int, float]  # (segment, width) of an instance
 
 
-# -------------------------------------------------------------------------------------------------- parameters and
-# instances
+# --------------------------------------------------------------------------------------------- parameters and instances
 
 
 @dataclass(frozen=True, slots=True)

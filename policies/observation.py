@@ -89,7 +89,7 @@ def problem_with(batching_delays_s: Sequence[float], limit_s: float) -> str | No
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The waits of one policy, in nanoseconds, and the group sizes, ascending. Without waits it never holds."""
+    """The waits of one policy, in nanoseconds, and the micro-batch sizes, ascending. Without waits it never delays."""
 
     waits_ns: tuple[int, ...]
     micro_batch_sizes: tuple[int, ...]
@@ -101,7 +101,7 @@ class Waits:
 
     @classmethod
     def within(cls, batching_delays_s: Sequence[float], config: RouterConfig) -> Waits:
-        """Return the waits for a router's core; `InputError` if it does not hold requests that long."""
+        """Return the waits for a router's core; `InputError` if it does not delay requests that long."""
         problem = problem_with(batching_delays_s, config.max_batching_delay_ns / NS_PER_S)
         if problem:
             raise InputError("environment", "batching_delays_s", problem)

@@ -1,14 +1,13 @@
-"""The router's core: the global FIFO, blocks by key, and the ledger of requests in flight. It makes no choice itself.
+"""The router's core: the global FIFO, batch queues by key, and the ledger of requests in flight. It makes no choice
+itself.
 
 Events and the time go in, commands come out. If a request is waiting and a server can take a micro-batch, the core
 wants its timer at once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision
 (`Decide`, with a frozen snapshot of the cluster and the candidate micro-batch). The answer `Decided` sends up to the
-chosen number of the candidates; the answer `Delayed` holds their per-key queue back for a while: they stay in the FIFO,
-and decisions skip the per-key queue. A `BatchingDelayRule` delays per-key queues without a decision. One decision is in
-progress at a time. A request is, at any moment, in
-exactly one place: the FIFO, a micro-batch, or done; its segment is one more than its number of widths. States, events
-and
-invariants: `docs/theory-of-operation.md`.
+chosen number of the candidates; on `Delayed` their batch queue is delayed: they stay in the FIFO, and decisions skip
+the queue. A `BatchingDelayRule` delays batch queues without a decision. One decision is in progress at a time. A
+request is, at any moment, in exactly one place: the FIFO, a micro-batch, or done; its segment is one more than its
+number of widths. States, events and invariants: `docs/theory-of-operation.md`.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class _Request(msgspec.Struct):
 
 
 class _Question(msgspec.Struct, frozen=True):
-    """The subject of a decision, frozen: the length of the per-key queue; `may_delay` is whether the answer may be a
+    """The subject of a decision, frozen: the length of the batch queue; `may_delay` is whether the answer may be a
     batching delay."""
 
     queue_key: _QueueKey
@@ -277,8 +276,8 @@ class RouterCore:
         )
         self._question: _Question | None = None
         self._decision = 0
-        self._all_at_cap = False  # no server could take the head's block at the last check
-        self._freed: deque[int] = deque(maxlen=config.samples)  # servers where blocks ended, the last one last
+        self._all_at_cap = False  # no server could take the head's micro-batch at the last check
+        self._freed: deque[int] = deque(maxlen=config.samples)  # servers where micro-batches ended, the last one last
         self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
             RequestArrived: self._admit,
             Decided: self._send,
@@ -323,8 +322,8 @@ class RouterCore:
         return not has_micro_batch and all(entry.location != server for entry in self._requests.values())
 
     def is_needed(self, server: int) -> bool:
-        """Return whether blocks go to a server when it is up: a server to be drained is needed if no other can take
-        them."""
+        """Return whether micro-batches go to a server when it is up: a server to be drained is needed if no other can
+        take them."""
         state, masks = self._servers[server], self._masks[server]
         return any(
             any(widths) and not (state.is_draining and self._is_spared(place)) for place, widths in enumerate(masks)
@@ -408,8 +407,7 @@ class RouterCore:
         state = self._servers[server]
         return state.up and state.incarnation == incarnation
 
-    # ------------------------------------------------------------------------------------------- the FIFO and
-    # micro-batches
+    # --------------------------------------------------------------------------------------- the FIFO and micro-batches
 
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
@@ -441,7 +439,7 @@ class RouterCore:
                 self._end_batching_delay(queue_key, now_ns)
 
     def _queue_key(self, request: int, entry: _Request) -> _QueueKey:
-        """Return the per-key queue of requests that this one may share a micro-batch with."""
+        """Return the batch queue of requests that this one may share a micro-batch with."""
         location = entry.location if self.config.micro_batch_key == "location" else ANYWHERE
         head = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
         if entry.retries >= ALONE_AFTER:
@@ -483,8 +481,8 @@ class RouterCore:
         commands.append(Decide(self._decision, ClusterView(now_ns, queue_key.head, *queue_facts, *goal_facts, sample)))
 
     def _oldest_servable(self) -> tuple[_QueueKey, tuple[ServerView, ...]] | None:
-        """Return the head's line or, if it is held or no free server can hold its segment, the oldest line that can
-        go."""
+        """Return the head's batch queue or, if it is delayed or no free server can hold its segment, the oldest one
+        that can go."""
         head = self._fifo.head()
         if head is None:
             return None
@@ -530,7 +528,7 @@ class RouterCore:
             self._give_up(request, "deadline", commands)
 
     def _send(self, event: Decided, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Form the chosen block from the candidates; the rest keep their place.
+        """Form the chosen micro-batch from the candidates; the rest keep their place.
 
         Between question and answer the server may have failed, or be drained: then nothing is sent and the core asks
         again.
@@ -560,7 +558,7 @@ class RouterCore:
         )
 
     def _delay_late_comers(self, queue_key: _QueueKey, now_ns: int) -> None:
-        """Apply the batching delay rule to requests that arrived during the decision as to a new line: a driver
+        """Apply the batching delay rule to requests that arrived during the decision as to a new batch queue: a driver
         receives them only now."""
         count = self._fifo.length(queue_key)
         if count and self._batching_delays.is_on and queue_key.alone == _TOGETHER:
@@ -589,11 +587,11 @@ class RouterCore:
             if entry is not None and entry.micro_batch == event.micro_batch:
                 entry.location, entry.location_incarnation = event.destination, incarnation
 
-    # -------------------------------------------------------------------------------------------------------- holds
+    # -------------------------------------------------------------------------------------------------- batching delays
 
     def _batching_delay_left_ns(self, queue_key: _QueueKey, candidates: tuple[int, ...], now_ns: int) -> int:
         """Return the longest batching delay of the candidates; 0 if they are the largest micro-batch, alone, or were
-        held too often."""
+        delayed too often."""
         if (
             not self._batching_delays.is_on
             or len(candidates) == self.config.micro_batch_sizes[-1]
@@ -604,7 +602,7 @@ class RouterCore:
         return self._batching_delays.left_ns(entries, now_ns) if entries[0].batching_delays < MAX_BATCHING_DELAYS else 0
 
     def _batching_delay(self, event: Delayed, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Hold the candidates' line. If that is impossible by now, or enough requests wait, ask again."""
+        """Delay the candidates' batch queue. If that is impossible by now, or enough requests wait, ask again."""
         batching_delay, question = event.batching_delay, self._answered(event.decision)
         queue_key, candidates = question.queue_key, question.requests
         assert question.may_delay, "the policy held those who may not be held"
@@ -664,7 +662,7 @@ class RouterCore:
             self._end_batching_delay(queue_key, now_ns)
 
     def _end_batching_delay(self, queue_key: _QueueKey, now_ns: int) -> None:
-        """Make a per-key queue's requests eligible for decisions again."""
+        """Make a batch queue's requests eligible for decisions again."""
         members = self._fifo.peek(queue_key, self._fifo.length(queue_key))
         self._batching_delays.end(queue_key, [self._requests[request] for request in members], now_ns)
         self._all_at_cap = False
@@ -833,8 +831,8 @@ class RouterCore:
         self._look_anew(now_ns)
 
     def _look_anew(self, now_ns: int) -> None:
-        """End all batching delays and drop all views: other servers can take blocks than before, so any waiting request
-        may go there."""
+        """End all batching delays and drop all views: other servers can take micro-batches than before, so any waiting
+        request may go there."""
         self._end_batching_delays(now_ns)
         self._all_at_cap = False
         for state in self._servers:

@@ -149,7 +149,7 @@ class CheckedRouter:
 
     @property
     def batching_delay(self) -> BatchingDelayRule | None:
-        """The router's hold rule; raises `WorkError` if it does not fit this network."""
+        """The router's batching delay rule; raises `WorkError` if it does not fit this network."""
         try:
             rule = batching_delay_rule_of(self.router)
         except FAILURES as error:

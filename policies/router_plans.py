@@ -5,7 +5,7 @@ subclass may have another rule. A router with memory starts from its present sta
 final state back.
 
 `PlannedRouter` decides by a plan outside the compiled engine: on executors a decision takes a few microseconds. It
-decides as the router's rule does, and as simulation does. It copies the router's view into a sheet.
+decides as the router's rule does, and as simulation does. It copies the router's view into an observation.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class CompiledRouter:
 
     Attributes:
         row: its plan; the memory is updated there.
-        replan: a function of (plan, sheet) for when the plan asks for it; None if it never does.
-        hold: the batching delay rule for the router's core.
+        replan: a function of (plan, observation) for when the plan asks for it; None if it never does.
+        batching_delay: the batching delay rule for the router's core.
         keep: writes the plan's memory into the router that it was made from.
     """
 
@@ -183,7 +183,7 @@ class _Writer:
     # ------------------------------------------------------------------------------------------------------ routers
 
     def composed(self, router: ComposedRouter) -> CompiledRouter:
-        """Write a placement, a width rule and a group rule."""
+        """Write a placement, a width rule and a micro-batch size rule."""
         self._head.width_rule.numbers[:] = self._widths(router.width, 1)
         self._place(router.placement, router.width)
         if type(router.micro_batch_size) is rule_parts.RandomMicroBatch:
@@ -195,7 +195,7 @@ class _Writer:
         return self._finished()
 
     def slackfit(self, router: slackfit.SlackFit) -> CompiledRouter:
-        """Write the width and group by slack, on a placement."""
+        """Write the width and micro-batch size by slack, on a placement."""
         self._require(
             router.widths == self._config.widths and list(router.micro_batch_sizes) == sorted(router.micro_batch_sizes)
         )
@@ -485,7 +485,7 @@ class _Writer:
 # -------------------------------------------------------------------------------------------------- decisions by a plan
 
 
-_write_view: Final = Struct("=9q2d2qd5q").pack_into  # a `ObservationRecord`, without its samples
+_write_view: Final = Struct("=9q2d2qd5q").pack_into  # an `ObservationRecord`, without its samples
 _write_server: Final = Struct("=5q2d")  # a `SeenServer`
 
 
@@ -508,7 +508,7 @@ class _Choices(dict[int, Choice]):
 
 
 class _Page:
-    """A sheet for one segment, and the servers' views in it."""
+    """An observation for one segment, and the servers' views in it."""
 
     def __init__(self, servers: int) -> None:
         self.observation = blank_observation(servers)

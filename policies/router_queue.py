@@ -1,7 +1,7 @@
 """The queue of the router's core: batching delays, a FIFO with keys, samples of the servers, and admission.
 
-Batching delays (`BatchingDelays`): a decision skips a delayed per-key queue; the per-key queue's requests stay in the
-FIFO. `BatchingDelays` has no clock and no FIFO. `docs/theory-of-operation.md` describes what begins and ends a batching
+Batching delays (`BatchingDelays`): a decision skips a delayed batch queue, whose requests stay in the FIFO.
+`BatchingDelays` has no clock and no FIFO. `docs/theory-of-operation.md` describes what begins and ends a batching
 delay.
 
 Samples (`sampled_servers`): in a large cluster a decision examines a sample of the servers, so that its cost does not
@@ -42,7 +42,8 @@ QueueKey = TypeVar("QueueKey", bound=Hashable)
 
 
 class Holdable(Protocol):
-    """A request's entry in the router's ledger, as far as holds go: `delayed_ns` is its total time held so far."""
+    """A request's entry in the router's ledger, as far as batching delays go: `delayed_ns` is its total delay so
+    far."""
 
     deadline_ns: int | None
     entered_ns: int
@@ -66,7 +67,7 @@ def note_arrival(arrivals: Arrivals, now_ns: int) -> None:
 
 
 class _BatchingDelay(msgspec.Struct):
-    """One per-key queue's hold: until the per-key queue has `requests` requests, or until a time."""
+    """One batch queue's delay: until the queue has `requests` requests, or until a time."""
 
     since_ns: int
     until_ns: int
@@ -74,7 +75,7 @@ class _BatchingDelay(msgspec.Struct):
 
 
 class BatchingDelaysState(msgspec.Struct, Generic[QueueKey], frozen=True, array_like=True):
-    """The complete state of a router's holds."""
+    """The complete state of a router's batching delays."""
 
     is_on: bool
     rule: BatchingDelayRule | None
@@ -84,7 +85,7 @@ class BatchingDelaysState(msgspec.Struct, Generic[QueueKey], frozen=True, array_
 
 
 class BatchingDelays(Generic[QueueKey]):
-    """The holds of one router.
+    """The batching delays of one router.
 
     Args:
         limit_ns: the longest total batching delay of a request; 0 for no batching delays.
@@ -103,12 +104,12 @@ class BatchingDelays(Generic[QueueKey]):
 
     @property
     def queue_keys(self) -> tuple[QueueKey, ...]:
-        """The delayed per-key queues."""
+        """The delayed batch queues."""
         return tuple(self._delayed)
 
     @property
     def next_ns(self) -> int | None:
-        """The end of the next hold that ends automatically."""
+        """The end of the next batching delay that ends automatically."""
         # read at each arrival
         return min(batching_delay.until_ns for batching_delay in self._delayed.values()) if self._delayed else None
 
@@ -125,7 +126,7 @@ class BatchingDelays(Generic[QueueKey]):
         self._delayed = dict(state.delayed)
 
     def set_rule(self, rule: BatchingDelayRule) -> None:
-        """Set the rule for batching delays of per-key queues that begin from now on."""
+        """Set the rule for batching delays of batch queues that begin from now on."""
         self._rule = rule
 
     def left_ns(self, members: Iterable[Holdable], now_ns: int) -> int:
@@ -138,16 +139,16 @@ class BatchingDelays(Generic[QueueKey]):
         return last_ns if entry.deadline_ns is None else min(last_ns, entry.deadline_ns)
 
     def begin(self, queue_key: QueueKey, members: Iterable[Holdable], requests: int, wait_ns: int, now_ns: int) -> int:
-        """Hold a per-key queue that is not held; returns its latest end."""
+        """Delay a batch queue that is not delayed; returns its latest end."""
         until_ns = now_ns + min(wait_ns, self.left_ns(members, now_ns))
         self._delayed[queue_key] = _BatchingDelay(now_ns, until_ns, min(requests, self._most))
         return until_ns
 
     def join(self, queue_key: QueueKey, entry: Holdable, segment: int, waiting: int, now_ns: int) -> bool:
-        """Count a request that has entered a per-key queue of `waiting` requests; returns whether that ends the per-key
-        queue's hold.
+        """Count a request that has entered a batch queue of `waiting` requests; returns whether that ends the queue's
+        batching delay.
 
-        The rule holds a per-key queue that begins with it (`begin_by_rule`).
+        The rule delays a batch queue that begins with it (`begin_by_rule`).
         """
         batching_delay = self._delayed.get(queue_key)
         if batching_delay is not None:
@@ -158,7 +159,7 @@ class BatchingDelays(Generic[QueueKey]):
         return False
 
     def begin_by_rule(self, queue_key: QueueKey, members: Sequence[Holdable], segment: int, now_ns: int) -> None:
-        """Hold a per-key queue that begins with these, its only requests, according to the rule."""
+        """Delay a batch queue that begins with these, its only requests, according to the rule."""
         if self._rule is None:
             return
         requests, wait_ns = self._rule.requests[segment - 1], self._rule.wait_ns[segment - 1]
@@ -169,14 +170,14 @@ class BatchingDelays(Generic[QueueKey]):
             self.begin(queue_key, members, requests, wait_ns, now_ns)
 
     def end(self, queue_key: QueueKey, members: Iterable[Holdable], now_ns: int) -> None:
-        """End a per-key queue's hold: its members were held from its start, or their entry, until now or its end."""
+        """End a batch queue's delay: its members were delayed from its start, or their entry, until now or its end."""
         batching_delay = self._delayed.pop(queue_key)
         ended_ns = min(now_ns, batching_delay.until_ns)
         for entry in members:
             entry.delayed_ns += max(0, ended_ns - max(batching_delay.since_ns, entry.entered_ns))
 
     def due(self, now_ns: int) -> tuple[QueueKey, ...]:
-        """Return the per-key queues whose hold has reached its end."""
+        """Return the batch queues whose delay has reached its end."""
         return tuple(
             queue_key for queue_key, batching_delay in self._delayed.items() if batching_delay.until_ns <= now_ns
         )
@@ -232,7 +233,7 @@ class KeyedFifo(Generic[Key]):
             last, key, queue = self._order[0]
             if _waits(last, queue):
                 return key
-            self._order.popleft()  # all of them left with an earlier group of their key
+            self._order.popleft()  # all of them left with an earlier micro-batch of their key
         return None
 
     def peek(self, key: Key, count: int) -> tuple[int, ...]:
@@ -320,7 +321,7 @@ def sampled_servers(
     Empty if none of these can: then all are examined, as they are if there are no more than `samples`.
 
     Args:
-        freed: servers where blocks ended, the last one first.
+        freed: servers where micro-batches ended, the last one first.
     """
     if not 0 < samples < servers:
         return ()

@@ -99,7 +99,7 @@ class _Trace(msgspec.Struct):
     Attributes:
         since_ns: the time up to which stages are assigned.
         passages: of the segments that it has passed.
-        block, batch: of the try in progress, None in the FIFO or in a server's queue.
+        micro_batch, batch: of the try in progress, None in the FIFO or in a server's queue.
         lost_ns: time in failed tries, and in segments that had to run again.
     """
 
@@ -188,7 +188,7 @@ class Ledger:
         servers: N.
         segments: S.
         weights, prior: of Eq. 7.
-        detail: keep block, batch and telemetry records, and each request's stages (off while a router trains).
+        detail: keep micro-batch, batch and telemetry records, and each request's stages (off while a router trains).
         keep_log: keep every step for replay.
 
     `keeps_starts` is whether it uses events that only begin something (transfers, batches); no core does.
@@ -228,7 +228,7 @@ class Ledger:
         self._open: dict[int, _OpenDecision] = {}
         # by waiting request: (decision, when it entered the FIFO)
         self._batching_delays: dict[int, list[tuple[int, int]]] = {}
-        self._delayed_before: dict[int, list[int]] = {}  # by micro-batch: the decisions that held its members
+        self._delayed_before: dict[int, list[int]] = {}  # by micro-batch: the decisions that delayed its members
         self._of_router: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._note_arrival,
             RequestsReturned: self._note_return,
@@ -451,8 +451,8 @@ class Ledger:
             self.note_reading(server, event)
 
     def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
-        """Note (block, when) of micro-batches that have arrived at their server, perhaps before their departure by its
-        clock."""
+        """Note (micro-batch, when) of micro-batches that have arrived at their server, perhaps before their departure
+        by its clock."""
         for micro_batch, arrived_ns in arrivals:
             if (sent := self._open.get(micro_batch)) is not None:
                 sent.arrived_ns = max(sent.gathered_ns, arrived_ns)
@@ -503,7 +503,7 @@ class Ledger:
 
     @property
     def micro_batches(self) -> list[MicroBatchRecord]:
-        """The blocks' records in the order of their ends."""
+        """The micro-batches' records in the order of their ends."""
         return [
             MicroBatchRecord(
                 decision=ended.decision,

@@ -63,7 +63,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
         finished_ns: when its last segment was done or it was given up; for one still in flight, the run's end.
         widths, servers: for each segment it has passed.
         energy_j: the paper's E: server-mean reported power integrated over its stay.
-        correct: whether the label was right; False unless completed.
+        correct: whether the prediction was right; False unless completed.
         moved: number of segments (after the first) that ran on another server than the one with its activations.
         stages_ns: the time in each of `STAGES`, as far as it is known; empty if no detail was kept.
     """
@@ -87,7 +87,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
 
 class MicroBatchRecord(msgspec.Struct, frozen=True):
-    """One decision's block, from the snapshot to its last member's return."""
+    """One decision's micro-batch, from the snapshot to its last member's return."""
 
     decision: int
     head: HeadKey
@@ -203,8 +203,8 @@ class RouterCost(msgspec.Struct, frozen=True):
     """CPU time of the real router's process for one kind of task, without waiting: `time.thread_time_ns`.
 
     Attributes:
-        kind: decisions including the sending of their blocks, or messages that returned requests.
-        blocks_at_once: number of micro-batches, if several were processed together.
+        kind: decisions including the sending of their micro-batches, or messages that returned requests.
+        micro_batches_at_once: number of micro-batches, if several were processed together.
         images: number of images in all of them.
         done_ns: the part of `cpu_ns` until the micro-batch was sent, or until the first requests were back; the rest is
             bookkeeping.
@@ -241,9 +241,9 @@ class CpuWorkCost(msgspec.Struct, frozen=True, array_like=True):
     """CPU time of a worker's process for work other than a pass: `time.thread_time_ns`.
 
     Attributes:
-        kind: blocks were received, the main thread woke up in vain for some that were, activations were copied to
-            another server, a batch began, or a batch ended. A batch's beginning is the work of its lane's thread since
-            the last end, less the time of its pass: if the pass shared the device, that may be below zero.
+        kind: micro-batches were received, the main thread woke up in vain for some that were, activations were copied
+            to another server, a batch began, or a batch ended. A batch's beginning is the work of its lane's thread
+            since the last end, less the time of its pass: if the pass shared the device, that may be below zero.
         at_ns: when it was done; for micro-batches, when they came.
         count: number of micro-batches, or copies, together; otherwise 1.
         images: number of images in all of them.
@@ -336,14 +336,14 @@ class RunRecord:
             due time); empty in simulation, which has no lag.
         downtimes: in the order in which servers went down.
         router_busy_ns: CPU time of the router's process, without polling for messages; 0 in simulation.
-        agents_busy_ns: CPU time of each server's workers (those that were up at the run's end), without polling for
+        workers_busy_ns: CPU time of each server's workers (those that were up at the run's end), without polling for
             messages; on a CPU device it includes the passes. Empty in simulation.
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
             measures the speed of its core; empty in simulation.
         background_load: that of the device with the most; None in simulation, and if it is unknown.
         cpu: the use of the host's CPU by the router and workers; None in simulation.
         worker_logs: on hardware, if `log` is kept, of every incarnation that came up, by server and incarnation.
-        router_costs, handovers, CPU work: samples from hardware of costs that simulation takes from profiles.
+        router_costs, handovers, cpu_work: samples from hardware of costs that simulation takes from profiles.
         clocks: at the end, for every server whose clock isn't the router's.
     """
 
@@ -483,7 +483,7 @@ class BatchTold(msgspec.Struct, frozen=True, array_like=True):
             the model's. 0 for other passes.
         ended_ns: when the scheduler received its end.
         load_ns: start and end of its instance's load.
-        arrivals: (block, when it arrived) of the micro-batches that were not reported before.
+        arrivals: (micro-batch, when it arrived) of the micro-batches that were not reported before.
     """
 
     batch: int
@@ -540,7 +540,7 @@ class ServerBook:
         self._detail = detail
         self._running: dict[tuple[int, int], _Running] = {}  # by (incarnation, batch)
         self._loads: dict[tuple[int, int], tuple[int, int]] = {}  # by (incarnation, instance)
-        self._arrivals: dict[int, int] = {}  # of unreported blocks
+        self._arrivals: dict[int, int] = {}  # of unreported micro-batches
         self._of_command: dict[type, Callable[[Any, int], None]] = {
             RunBatch: self._note_command,
             LoadInstance: self._note_load,
@@ -569,7 +569,7 @@ class ServerBook:
         return batch
 
     def take_arrivals(self) -> tuple[tuple[int, int], ...]:
-        """Return (block, when it arrived) of the micro-batches not reported yet."""
+        """Return (micro-batch, when it arrived) of the micro-batches not reported yet."""
         arrivals = tuple(self._arrivals.items())
         self._arrivals.clear()
         return arrivals

@@ -1,4 +1,4 @@
-"""The vocabulary of decisions: requests, blocks, batches, events and commands.
+"""The vocabulary of decisions: requests, micro-batches, batches, events and commands.
 
 Simulator and hardware share it: both turn what happens into *events*, pass them to a decision core
 (`policies.greedy_scheduler.GreedyScheduler`, `policies.router_core.RouterCore`) together with the time, and execute the
@@ -106,7 +106,7 @@ class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """A router's decision for a micro-batch: the server, the width and the group size (Eq. 2-4)."""
+    """A router's decision for a micro-batch: the server, the width and the micro-batch size (Eq. 2-4)."""
 
     server: int
     width: float
@@ -114,10 +114,10 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BatchingDelay(msgspec.Struct, frozen=True, array_like=True):
-    """The alternative decision: the candidates wait, and so do requests that join their per-key queue.
+    """The alternative decision: the candidates wait, and so do requests that join their batch queue.
 
     Attributes:
-        requests: the batching delay ends at this length of the per-key queue: more than the view's candidates, at most
+        requests: the batching delay ends at this length of the batch queue: more than the view's candidates, at most
             the largest micro-batch.
         wait_ns: the longest batching delay, above 0.
     """
@@ -219,10 +219,10 @@ class Delayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class BatchingDelayRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on each new line waits automatically, without a decision: by segment, for how many and how long.
+    """From now on each new batch queue waits automatically, without a decision: by segment, for how many and how long.
 
     Attributes:
-        requests: (S,) length of the per-key queue that ends a batching delay; 1 for no batching delay.
+        requests: (S,) length of the batch queue that ends a batching delay; 1 for no batching delay.
         wait_ns: (S,) longest batching delay; 0 for no batching delay.
         arrivals_ns: (S,) raises `requests` to the number of images that arrive within this time, at the rate seen; or
             empty.
@@ -270,11 +270,11 @@ class ModelChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """No more images will arrive: no request is held from now on."""
+    """No more images will arrive: no request is delayed from now on."""
 
 
 class ServerDraining(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on a server is drained: it gets no new micro-batch; or (False) it gets blocks again.
+    """From now on a server is drained: it gets no new micro-batch; or (False) it gets micro-batches again.
 
     The operator asks for it, so it outlives the server's incarnations. If no other server that is up can hold the
     segment of a micro-batch, a server to be drained still takes it, so that no request waits forever.
@@ -315,8 +315,8 @@ class TransferFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class RequestsReturned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A batch ended at a server: its requests have one more width.
 
-    `correct` is empty except at the last segment, when it has one entry for each request: whether the label was right.
-    `residency` is the server's at the return.
+    `correct` is empty except at the last segment, when it has one entry for each request: whether the prediction was
+    right. `residency` is the server's at the return.
     """
 
     server: int
@@ -534,7 +534,7 @@ class MicroBatchFinished(msgspec.Struct, frozen=True, array_like=True, tag=True)
         entered_ns: when each member entered the FIFO for this segment.
         ended_ns: when each member returned; for a failed one, when it was given up.
         widths: each member's width tuple after the segment; empty for a failed one.
-        correct: whether the label was right, at the last segment; a failed member counts as wrong; empty elsewhere
+        correct: whether the prediction was right, at the last segment; a failed member counts as wrong; empty elsewhere
             (except for failures, which are wrong at any segment: see `failed`).
     """
 

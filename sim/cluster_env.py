@@ -65,7 +65,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     Info: `decision` (the id of the pending decision), `server_mask` (N,), `width_mask` (N, W), bool.
     Batching delays: with `batching_delays_s`, H waits in seconds, an action has a fourth index: 0 for no batching
         delay, k delays the candidates until the next larger micro-batch is full, for `batching_delays_s[k - 1]` at
-        most; the other three are then ignored. `info` has `batching_delay_mask` (1 + H,), bool; a masked hold is
+        most; the other three are then ignored. `info` has `batching_delay_mask` (1 + H,), bool; a masked delay is
         replaced by none.
     Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates otherwise. The last
         `info` has `figures`, a dictionary of floats: the result of the argument of that name, and `replaced_share`, the

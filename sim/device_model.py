@@ -4,8 +4,8 @@ Interpolation: solo latency by a monotone curve (`interpolate_latency_s`), all o
 (`interpolate_linear`). Both the fit and the simulator's tables call these functions, so the tested curves are the
 replayed ones. Beyond the largest measured batch these functions refuse.
 
-Physics: the equations have no clock, queue or server. `calibrate` fits their parameters by calling these very
-functions, and `sim.device_tables` compiles them for the simulator: one formula. For the batches j that run on a device:
+The equations have no clock, queue or server. `calibrate` fits their parameters by calling these very functions, and
+`sim.device_tables` compiles them for the simulator: one formula. For the batches j that run on a device:
 
     d_j   demand: the batch's solo image rate over the key's best solo image rate
     h_j   host share: share of time in which the launching thread is busy

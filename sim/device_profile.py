@@ -349,7 +349,7 @@ class BusyServing(StrictModel):
 class CpuWork(StrictModel):
     """The work of a server's process besides its passes, on the computing cores: CPU time at the device's full speed.
 
-    CPU work have priority over passes, which stop meanwhile, and run one after the other.
+    CPU work has priority over passes, which stop meanwhile; its parts run one after the other.
 
     Attributes:
         taken: receiving a micro-batch.
@@ -413,7 +413,7 @@ class Profile(StrictModel):
         served_ratios: quantiles, in equal parts, of times of served passes at full speed, over the model's time from
             all of the above and the calibrated mean; they replace `jitter`. Empty if not measured.
         busy_serving: times of serving while passes run, if measured; otherwise they are the same.
-        CPU work: other work of a server's process on a CPU device's cores, if measured.
+        cpu_work: other work of a server's process on a CPU device's cores, if measured.
         slowdown: the variation of the device's speed; None if it was not measured.
         made_with: settings of the calibration, in words; None if unknown.
         padded_sizes: the only batch sizes on the device, ascending: a batch is padded to the next of them. Every

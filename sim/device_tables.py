@@ -113,10 +113,10 @@ class DeviceTables:
         busy_dispatch_ns, busy_there_ns, busy_back_ns: the same while some pass runs on the device.
         extra_ns: addition to a pass by the number of the pause before it.
         awake_mw, awake_ns: the device's power above idle while nothing runs, and its duration after the last pass.
-        CPU work: work of a server's process on the device's cores besides passes; none on a GPU.
+        cpu_work: work of a server's process on the device's cores besides passes; none on a GPU.
         beside_load: the factor on times of passes while an instance is loaded on the device.
         fetch_ns: lower bound of the time to get activations of another server.
-        chores_mw, chores_permille: power and utilization of the device during CPU work, if no pass runs.
+        cpu_work_mw, cpu_work_permille: power and utilization of the device during CPU work, if no pass runs.
     """
 
     name: str

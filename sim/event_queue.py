@@ -1,9 +1,9 @@
 """The simulation's event queue: a SimPy environment with this project's order of simultaneous events.
 
-At one instant: arrivals, then by server the ends of transfers, blocks that reach their scheduler, batch starts, batch
-ends, load ends, unload ends, timers, telemetry, messages that reach the router's host, faults, changes of a device's
-slowdown (each by its id), and last the operator's goal, and the work of the router's host: its decision, its received
-messages. The next decision starts when nothing is left at the instant (`is_instant_over`).
+At one instant: arrivals, then by server the ends of transfers, micro-batches that reach their scheduler, batch starts,
+batch ends, load ends, unload ends, timers, telemetry, messages that reach the router's host, faults, changes of a
+device's slowdown (each by its id), and last the operator's goal, and the work of the router's host: its decision, its
+received messages. The next decision starts when nothing is left at the instant (`is_instant_over`).
 
 Recurring activities are SimPy processes that wait by `until`: arrivals, sensors, deliveries, faults, slow spells.
 Single events (the end of a transfer, a load, a pass) are calls by `at`: a process begins with an extra event, after

@@ -152,7 +152,7 @@ class HostTable:
     empty.
 
     Attributes:
-        decision, returned: (block, image) of a decision, and of a message that returns requests.
+        decision, returned: (micro-batch, image) of a decision, and of a message that returns requests.
         sent_permille: the part of a decision's cost until its micro-batch is sent; the rest is bookkeeping.
         received_permille: the part of a message's cost until its requests are back; the rest is bookkeeping.
         after_pause: see `sim.device_profile.RouterHost`; preceded by 1, for no pause.

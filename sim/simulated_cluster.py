@@ -1,6 +1,7 @@
-"""The simulated cluster: a SimPy model that drives the router's core and every server's scheduler, and draws labels.
+"""The simulated cluster: a SimPy model that drives the router's core and every server's scheduler, and draws
+predictions.
 
-Labels (`Correctness`): whether an image's label is right after its last segment is replayed from a recorded matrix, or
+Predictions (`Correctness`): whether an image's is right after its last segment is replayed from a recorded matrix, or
 drawn from an accuracy table.
 
 `Simulation` runs to the next decision and stops there, so that a rule, a learner or a person may decide. It is
@@ -59,11 +60,11 @@ from sim.host_and_network import LINKS, HostTable, Interconnect, SimulatedHost
 from sim.simulated_device import SimulatedDevice
 from sim.simulated_server import Outcomes, RouterMessage, RouterPort, ServerSpec, SharedDevice, SimulatedServer
 
-# --------------------------------------------------------------------------------------------------------------- labels
+# ---------------------------------------------------------------------------------------------------------- predictions
 
 
 class Correctness(Protocol):
-    """The source of whether a request's label is right."""
+    """The source of whether a request's prediction is right."""
 
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
         """Return it for the request's complete width tuple; the same answer each time."""
@@ -275,7 +276,7 @@ class Simulation:
             self._event_queue.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
 
     def set_batching_delay_rule(self, rule: BatchingDelayRule) -> None:
-        """Set the router's hold rule, if holds are allowed; before the first decision."""
+        """Set the router's batching delay rule, if batching delays are allowed; before the first decision."""
         if self.cluster.router.max_batching_delay_ns:
             self._tell_router(rule)
 
@@ -398,7 +399,7 @@ class Simulation:
             self._tell_router(RequestArrived(request, deadline_ns, service_class))
 
     def _labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
-        """Return whether labels are right, for requests that have just passed their last segment at `width`."""
+        """Return whether predictions are right, for requests that have just passed their last segment at `width`."""
         is_correct, widths_of = self.spec.correctness.is_correct, self.router.widths_of
         return tuple(is_correct(request, (*widths_of(request), width)) for request in requests)
 

@@ -56,7 +56,7 @@ class SimulatedDevice:
     """Processor sharing with saturation, bandwidth contention and a power cap (`sim.device_model` has the equations).
 
     Attributes:
-        chores_from_ns, chores_until_ns: start and end of the processes' last CPU work there.
+        cpu_work_from_ns, cpu_work_until_ns: start and end of the processes' last CPU work there.
     """
 
     def __init__(self, tables: DeviceTables) -> None:
@@ -136,12 +136,12 @@ class SimulatedDevice:
         return now_ns if first is None else min(limit_ns, max(now_ns, first.end_ns) + behind_ns)
 
     def cpu_work_end_ns(self, now_ns: int) -> int:
-        """Return when the present CPU work end; now, if there are none."""
+        """Return when the present CPU work ends; now, if there is none."""
         return max(now_ns, self.cpu_work_until_ns) if self._paused_from_ns <= now_ns else now_ns
 
     def do_cpu_work(self, work_ns: int, now_ns: int, from_ns: int) -> None:
-        """Run a process' CPU work on the computing cores: CPU work run one after the other, and passes stop meanwhile.
-        If it need not wait for other CPU work, it begins at `from_ns`."""
+        """Run a process' CPU work on the computing cores, one piece after the other; passes stop meanwhile. If it need
+        not wait for other CPU work, it begins at `from_ns`."""
         self.advance(now_ns)
         if self.cpu_work_until_ns > now_ns:
             self.cpu_work_from_ns = self.cpu_work_until_ns

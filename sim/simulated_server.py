@@ -153,10 +153,10 @@ class SharedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The advance draws of a run for its batches, blocks and messages.
+    """The advance draws of a run for its batches, micro-batches and messages.
 
     Attributes:
-        is_correct: (requests, width) -> for each whether its label is right, called at the last segment.
+        is_correct: (requests, width) -> for each whether its prediction is right, called at the last segment.
         seed: seed of the hashes that draw jitter.
         poisoned: requests whose images get no prediction from the last segment.
     """
@@ -217,7 +217,7 @@ class SimulatedServer:
         self._is_prepared = False  # whether loads ordered now were done before the run's clock started
         self._armed_ns: int | None = None
         self._messages = 0
-        self._arriving: deque[tuple[int, MicroBatch]] = deque()  # blocks in transfer, and when each would arrive alone
+        self._arriving: deque[tuple[int, MicroBatch]] = deque()  # in transfer, and when each would arrive alone
         self._last_back_ns = 0  # when the last message in transfer arrives
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0

@@ -3,8 +3,8 @@
 `policies.rules` has the rules in readable form, this package in compilable form, so that a whole simulated run needs no
 Python. Tests check that each decides the same, bit for bit.
 
-    plan_layout       a sheet is a router's view, a plan its rule and memory; their records, and the writer of plans
-    rule_kernels      kernels that decide about a sheet, with their private records and codes
+    plan_layout       records of observations (a router's view) and plans (its rule and memory), and the writer of plans
+    rule_kernels      kernels that decide about an observation, with their private records and codes
     adaptive_kernels  Compass, goal control and the lookahead; Proteus' plan, which is renewed in Python
 
 From a router to its plan: `policies.router_plans`.

@@ -70,7 +70,7 @@ class MilpMemory:
 
 
 def view_of(numbers: Ints, config: RouterConfig) -> ClusterView:
-    """Return a sheet as a view: without work by key, memory and instances, which a sheet lacks."""
+    """Return an observation as a view: without work by key, memory and instances, which an observation lacks."""
     observation = ObservationRecord(numbers)
     servers = tuple(
         ServerView(

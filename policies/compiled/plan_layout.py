@@ -1,20 +1,21 @@
-"""A *sheet* (a router's view) and a *plan* (its rule, memory, random numbers) as rows of records; the writer of plans.
+"""An *observation* (a router's view) and a *plan* (its rule, memory, random numbers) as rows of records; the writer of
+plans.
 
 Records: a row is one array of 8-byte numbers, and a record is a few consecutive ones:
 
     class Move(Record):
         end_ns = source = INT
 
-    move = Move(block, p.moves_at, 2)     # the third of the moves at offset `p.moves_at` from the micro-batch
-    move.end_ns = now + 5                # compiled, this is one store
+    move = Move(micro_batch, p.moves_at, 2)  # the third of the moves at offset `p.moves_at` from the micro-batch
+    move.end_ns = now + 5                    # compiled, this is one store
 
 A field is declared by its initial value: a whole number (INT is 0), a float (REAL is 0.0), or another record, which is
 then nested (`times = Times.blank()`). Fields with the same initial value may share a line. A record is made from an
 array of numbers, from the address of its first number, or from another record with an offset and, if several are
 consecutive, an index. Nothing is copied: a record is a pointer, and it has no bounds in compiled code.
 
-A sheet is a row that begins with a `ObservationRecord`, and a plan is a row that begins with a `Plan`. A field whose
-name ends in `_at` is an offset in the same row, except for `uniforms_at`, an address.
+An observation is a row that begins with an `ObservationRecord`, and a plan is a row that begins with a `Plan`. A field
+whose name ends in `_at` is an offset in the same row, except for `uniforms_at`, an address.
 
 `PlanRow` writes plans, with a cluster's expected costs as tables of nanoseconds. A plan reads its random numbers from
 memory, so `Draws` draws them in advance.
@@ -170,11 +171,11 @@ if IS_ON:
             lower_builtin(record, types.Any, *[types.Integer] * count_args)(make)
 
 
-# ----------------------------------------------------------------------------------------------------- sheets and plans
+# ----------------------------------------------------------------------------------------------- observations and plans
 
 
 NONE: Final = -1
-BATCHING_DELAY: Final = -2  # instead of a server: wait; the width is the number that ends it, the group its time in ns
+BATCHING_DELAY: Final = -2  # instead of a server: the width is the number that ends it, the size its time in ns
 ANYWHERE: Final = -2  # `policies.vocabulary.ANYWHERE`
 OUTSIDE: Final = 0  # the width rule of a plan whose caller decides
 
@@ -203,7 +204,7 @@ class SeenServer(Record):
 
 
 def blank_observation(servers: int) -> Ints:
-    """Return an empty sheet for this number of servers, and for the numbers of those that are examined."""
+    """Return an empty observation for this number of servers, and for the numbers of those that are examined."""
     row = np.zeros(ObservationRecord.size + servers * (SeenServer.size + 1), np.int64)
     ObservationRecord(row).samples_at = ObservationRecord.size + servers * SeenServer.size
     return row
@@ -249,8 +250,8 @@ class PlanRow:
         costs: expected costs; None for a rule that needs none.
 
     Attributes:
-        head: its first record, set by name. Initially the groups are those of the settings, and a decision may draw a
-            number for each server and three more.
+        head: its first record, set by name. Initially the micro-batch sizes are those of the settings, and a decision
+            may draw a number for each server and three more.
     """
 
     def __init__(self, config: RouterConfig, costs: CostModel | None) -> None:
@@ -277,7 +278,7 @@ class PlanRow:
         return at
 
     def set_micro_batch_sizes(self, micro_batch_sizes: Sequence[int]) -> None:
-        """Set the groups to choose from, ascending."""
+        """Set the micro-batch sizes to choose from, ascending."""
         self.head.micro_batch_sizes_at, self.head.micro_batch_size_count = (
             self.add(micro_batch_sizes),
             len(micro_batch_sizes),
@@ -392,7 +393,7 @@ def _ns(seconds: float) -> int:
     return round(seconds * NS_PER_S)
 
 
-# ------------------------------------------------------------------------------------------- access to sheets and plans
+# ------------------------------------------------------------------------------------- access to observations and plans
 
 
 _SHEET: Final = ObservationRecord.size
@@ -438,7 +439,7 @@ def held(fits: int, most: int) -> int:
 
 @kernel
 def largest_micro_batch(plan: Plan) -> int:
-    """Return the largest of the groups to choose from."""
+    """Return the largest of the micro-batch sizes to choose from."""
     return ints(plan)[plan.micro_batch_sizes_at + plan.micro_batch_size_count - 1]
 
 

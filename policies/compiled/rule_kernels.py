@@ -1,4 +1,4 @@
-"""The rules of `policies.rules`, compiled: placements, widths and groups over a sheet.
+"""The rules of `policies.rules`, compiled: placements, widths and micro-batch sizes over an observation.
 
 Each docstring names the readable twin. The kernels use whole nanoseconds, add and divide in their twins' order, and
 draw the same numbers in the same order.
@@ -51,7 +51,7 @@ from policies.rules.published_rules import SLACK_BUCKETS
 # Rules of widths.
 RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, LOOKAHEAD, COMPASS = range(OUTSIDE + 1, OUTSIDE + 9)
 
-# Rules of groups.
+# Rules of micro-batch sizes.
 LARGEST, RANDOM_MICRO_BATCH_SIZE = range(2)
 
 
@@ -410,14 +410,14 @@ def micro_batch_size_for(plan: Plan) -> int:
 
 @kernel
 def fit_slack(plan: Plan, observation: ObservationRecord, server: int) -> None:
-    """Run `SlackFit`: set the width and the group for that server.
+    """Run `SlackFit`: set the width and the micro-batch size for that server.
 
-    Options are numbered by width and group; the plan has the `latest` time of each bucket by its number.
+    Options are numbered by width and micro-batch size; the plan has the `latest` time of each bucket by its number.
     """
     candidates, view = observation.candidates, seen_at(observation, server)
     latest = ints(Latest(plan, plan.scratch_at))
     fits = view.fits
-    micro_batch_sizes = 1  # larger micro-batch than the first that takes all candidates change nothing
+    micro_batch_sizes = 1  # sizes beyond the first that takes all candidates change nothing
     while (
         micro_batch_sizes < plan.micro_batch_size_count
         and ints(plan)[plan.micro_batch_sizes_at + micro_batch_sizes - 1] < candidates
@@ -466,7 +466,7 @@ def option_ns(plan: Plan, observation: ObservationRecord, server: int, option: i
 
 @kernel
 def limit_widths(plan: Plan, observation: ObservationRecord) -> None:
-    """Limit the sheet to each server's working set (`DelayingRouter.sets`)."""
+    """Limit the observation to each server's working set (`DelayingRouter.sets`)."""
     for position in range(looked(plan, observation)):
         index = looked_at(observation, position)
         seen_at(observation, index).fits &= ints(plan)[plan.masks_at + index * plan.segments + observation.segment]
@@ -474,7 +474,7 @@ def limit_widths(plan: Plan, observation: ObservationRecord) -> None:
 
 @kernel
 def choose(plan: Plan, observation: ObservationRecord) -> None:
-    """Decide about the sheet; the choice is written to the plan."""
+    """Decide about the observation; the choice is written to the plan."""
     rule = plan.width_rule.rule
     if plan.masks_at:
         limit_widths(plan, observation)

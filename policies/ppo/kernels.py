@@ -1,8 +1,9 @@
 """The policy in compiled code: the network, sampling from it, and the router that decides with it.
 
-The policy is a product of three categoricals (Eq. 2-6): server, width among those that the server can hold, and group;
-if the policy may hold there is a fourth, over 1 + H outcomes (`policies.observation`). It is one more factor,
-independent of the others: server, width and micro-batch size are drawn and scored in a decision to hold, too.
+The policy is a product of three categoricals (Eq. 2-6): server, width among those that the server can hold, and
+micro-batch size; if the policy may delay there is a fourth, over 1 + H outcomes (`policies.observation`). It is one
+more factor, independent of the others: server, width and micro-batch size are drawn and scored in a decision to delay,
+too.
 
 The network processes a tile of decisions at a time, weights are one row of float32 (`Layout`), and nothing is
 allocated: a caller passes `Layout.scratch` float32 numbers, separate ones for each thread. Every sum has one order and
@@ -41,7 +42,7 @@ _TWO = np.float32(2)
 SERVERS: Final = 0
 WIDTHS: Final = 1
 MICRO_BATCH_SIZES: Final = 2
-BATCHING_DELAYS: Final = 3  # 1 + H, or 0 if the policy may not hold
+BATCHING_DELAYS: Final = 3  # 1 + H, or 0 if the policy may not delay
 OBSERVED: Final = 4  # 2 + 3N
 RECTIFIED: Final = 5  # whether hidden layers are rectified (ReLU), otherwise tanh
 INPUTS: Final = 6  # padded sizes from here on: of the inputs, and of each layer's outputs
@@ -118,8 +119,8 @@ class Experience:
         eps: (B,) the exploration share at sampling.
         value: (B,) V_old(s).
         reward: (B,) R.
-        images: (B,) in the decision's block; 1 for a batching delay, whose reward is that of its oldest image.
-        batching_delay_mask: (B, 1 + H) bool; (B, 0) if the policy may not hold.
+        images: (B,) in the decision's micro-batch; 1 for a batching delay, whose reward is that of its oldest image.
+        batching_delay_mask: (B, 1 + H) bool; (B, 0) if the policy may not delay.
     """
 
     observation: Floats
@@ -376,7 +377,8 @@ def act(
     may_delay: Bools,
     batching_delay_mask: Bools,
 ) -> None:
-    """Sample server, then width among those it can hold, then group (then hold, if any), for each of R decisions.
+    """Sample server, then width among those it can hold, then micro-batch size (then batching delay, if any), for each
+    of R decisions.
 
     A decision's data are stored in rows of large arrays, here called (B, ...); `rows` has their indices.
 
@@ -389,7 +391,7 @@ def act(
         eps: the share of uniform exploration in the server head.
         scratch: `Layout.scratch` numbers.
         actions, log_prob, value, server_mask, width_mask, batching_delay_mask: the outputs, as in `Experience`.
-        may_hold: (R,) whether the candidates may be delayed.
+        may_delay: (R,) whether the candidates may be delayed.
     """
     servers, widths = sizes[SERVERS], sizes[WIDTHS]
     micro_batch_sizes, batching_delays = sizes[MICRO_BATCH_SIZES], sizes[BATCHING_DELAYS]
@@ -447,7 +449,7 @@ def decide(
     scratch: Singles,
 ) -> tuple[int, int, int, int]:
     """Return a stored router's decision, for the input of `observe` in row 0: indices of server, width, micro-batch
-    size and hold.
+    size and batching delay.
 
     All rows are raw memory (`jit.singles`, `jit.ints`, `jit.reals`); codes as in `act`, of server i at `codes_at + i
     codes_step`. Greedy: the most probable of each head, ties to the lowest index; otherwise sampled with the uniform
@@ -481,7 +483,7 @@ def decide(
 
 @entry
 def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: bool, scratch: Singles) -> Any:
-    """Return `decide` for a view: the joint index (server W + width) G + group; times 1 + H, + hold, if any.
+    """Return `decide` for a view: the joint index (server W + width) G + size; times 1 + H, + batching delay, if any.
 
     Args:
         weights, sizes, scratch: the network.

@@ -25,7 +25,7 @@ class PolicySpec:
     Attributes:
         segments: S; not an input of Eq. 1, but a router trained for other segments is meaningless here.
         widths: the width set W, ascending.
-        groups: the group sizes, ascending.
+        micro_batch_sizes: the micro-batch sizes, ascending.
         power_limits_w: (N,) each server's device power limit.
         devices: (N,) the names of the servers' devices, or empty if they are unknown.
         batching_delays_s: (H,) the waits to choose from, ascending; if empty there is no fourth head, and no batching

@@ -7,7 +7,7 @@ decision answers two questions.
 logarithm is `level`, and rises with the load. The micro-batch runs at that tuple's width.
 
 *Which server?* That with the least expected time until the micro-batch ends: outstanding work, coming work, transfer
-and the micro-batch's batch, less a bonus for staying.
+and its batch, less a bonus for staying.
 
 New images wait automatically at the first segment for larger batches (`policies.router_queue`).
 """
@@ -59,13 +59,13 @@ class Numbers(StrictModel):
         level: the logarithm of the price of an empty cluster.
         rise: what it has more for each e-fold of 1 + (requests per server) / `FEW`.
         stay: by how many units another server must be quicker than that where the activations are.
-        batching_delay_arrivals: new images wait until so many have come as arrive in so many units for each micro-batch
+        batching_delay_arrivals: new images wait for the number that arrives in this many units for each micro-batch
             that a server may have, so that devices have large batches;
-        batching_delay_host: or as arrive while the router's host decides an image's whole way if it is alone in its
-            micro-batches, so
-            many times: at 1 the host would be just busy. The larger number counts.
-        hold_units: if a unit is more than `UNITS_OF_HOST` times what the host takes, that grows by the rest to this
-            power.
+        batching_delay_host: or, if that is more, for the number that arrives in this multiple of the time in which the
+            router's host decides an image's whole way if it is alone in its micro-batches: at 1 the host would be just
+            busy.
+        batching_delay_units: if a unit is more than `UNITS_OF_HOST` times what the host takes, that grows by the rest
+            to this power.
     """
 
     level: float = -5.7
@@ -142,7 +142,7 @@ class Compass(Steered):
     """The reference implementation of the module's policy.
 
     Attributes:
-        groups: the group sizes; always the largest.
+        micro_batch_sizes: the sizes to choose from; always the largest.
         priced: for each class the worth of its model's width tuples.
         unit_ns: a unit of time.
         path_units: (servers,) units of an image's whole way, at middle widths.

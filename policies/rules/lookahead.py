@@ -34,23 +34,22 @@ from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
 
 @dataclass(slots=True)
 class Lookahead(Steered):
-    """The choice of server and width with the least mean latency of this and the next blocks, less the accuracy's
-    worth.
+    """The choice of server and width with the least mean latency of this and the next micro-batches, less the
+    accuracy's worth.
 
     The micro-batch ends after the server's outstanding work, the transfer and its batch. The next work is the images
     that wait, and those expected within the horizon at the rate seen, at each of their segments. It is split into equal
     lots, `micro_batches` for each server that is up, placed one after the other at the server that ends each first, at
-    the
-    mean cost of the same width: a width taken now would be taken next, too. Ties go to the first server, and to its
+    the mean cost of the same width: a width taken now would be taken next, too. Ties go to the first server, and to its
     narrowest width.
 
     Attributes:
-        groups: the group sizes; always the largest.
+        micro_batch_sizes: the sizes to choose from; always the largest.
         image_ns: (servers, widths) an image's mean expected time at a segment, all of them at this width.
         worth_ns: (segments, widths) the latency that the width's accuracy there is worth, relative to the narrowest.
         horizon_s: the time for which arrivals are predicted, and over which their rate is averaged.
         weight: weight of a coming image, relative to a candidate.
-        blocks: number of lots of coming work, for each server that is up.
+        micro_batches: number of lots of coming work, for each server that is up.
         control: keeps goals: it moves the worth.
         rate_img_s, arrived, seen_ns: the rate seen, the arrivals until the last decision, and its time.
     """
@@ -138,7 +137,7 @@ class LookaheadRule(RuleSpec):
             assumes where it is not given.
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
-        blocks: in how many lots they are looked at, for each server that is up.
+        micro_batches: in how many lots they are looked at, for each server that is up.
         control: that it keeps goals, for which its worth moves; left alone where it is not given.
     """
 

@@ -146,7 +146,7 @@ class Milp:
     Until the end of the first period the demand is unknown and every server has its fastest tuple.
 
     Attributes:
-        groups: the group sizes; always the largest.
+        micro_batch_sizes: the sizes to choose from; always the largest.
         tuples: width tuples, the most accurate first.
         accuracy: of each tuple.
         capacity_img_s: (servers, tuples) the capacity of a server with each tuple.
@@ -230,7 +230,7 @@ def make_milp(
     """Create the rule for a cluster.
 
     Args:
-        groups: the group sizes to use.
+        micro_batch_sizes: the sizes to use.
         period_s: time between plans.
         headroom: planned demand as a multiple of the rate seen.
         utilization: the largest planned share of its time in which a server is busy.

@@ -7,7 +7,7 @@ Different from INFaaS: variants are width tuples of one network that is loaded a
 cost; the cost is expected device time, not money; there is nothing to rent, so neither horizontal scaling nor a choice
 of hardware; and room is used to gain accuracy above the floor, for which INFaaS has no reason.
 
-SlackFit (`SlackFitRule`): width and group by the micro-batch's slack.
+SlackFit (`SlackFitRule`): width and micro-batch size by the micro-batch's slack.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Variants:
     """A variant for each server, one step cheaper or better at a time, according to a request's expected wait.
 
     The wait expected at a server is its outstanding work, and the FIFO's as if it were shared by speed. Above `down_ns`
-    the server steps one variant down (cheaper), below `up_ns` one up (better); it keeps each for `dwell_ns` at
-    least. If `leap` is above 1, at n times `down_ns` it steps n variants down, up to `leap`. Repeated calls at the same
-    time return the same, so a placement may ask for every server's width.
+    the server steps one variant down (cheaper), below `up_ns` one up (better); it keeps each for `dwell_ns` at least.
+    If `leap` is above 1, at n times `down_ns` it steps n variants down, up to `leap`. Repeated calls at the same time
+    return the same, so a placement may ask for every server's width.
 
     Attributes:
         variants: for each server, width tuples, the best first.
@@ -108,7 +108,7 @@ def make_variants(
         floor: accuracy in [0, 1] of the cheapest variant, at least.
         target_s: end-to-end latency target.
         up, down: shares of the target; a server whose wait is below `up` of it goes up, above `down` of it down.
-        hold_s: how long a server keeps a variant; the target if it is None.
+        dwell_s: how long a server keeps a variant; the target if it is None.
         leap: the largest number of variants in a step down.
 
     Raises:
@@ -150,7 +150,7 @@ class InfaasRule(PlacedRule):
         target_s: as for `slackfit`.
         up, down: shares of the target; a server goes to a better variant while requests would wait for less than `up`
             of it, to a cheaper one above `down` of it.
-        hold_s: how long a server keeps a variant at least; as long as the target where it is not given.
+        dwell_s: how long a server keeps a variant at least; as long as the target where it is not given.
         leap: how many variants at once a server may go down: n at n times `down`.
     """
 
@@ -173,7 +173,7 @@ class InfaasRule(PlacedRule):
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of logarithms of `down`, of the target, and of up over down; the cheapest variant's
-        accuracy, in points; the logarithm of the batching delay over the target, and the number of variants in a leap
+        accuracy, in points; the logarithm of the dwell time over the target, and the number of variants in a leap
         beyond one.
 
         At the floor itself that accuracy is always kept.
@@ -222,9 +222,9 @@ SLACK_BUCKETS: Final = 16
 class SlackFit:
     """After SuperServe (Khare et al. 2025, SlackFit): the micro-batch's slack picks a bucket of expected latency.
 
-    The choices (width, group) of the placed server are put into evenly spaced buckets of their expected latency. The
-    last bucket that fits the slack completely is taken, or the first if none does; in it, the largest micro-batch, then
-    the widest width. So a long slack allows width if the queue is short, and batching if it is long.
+    The choices (width, micro-batch size) of the placed server are put into evenly spaced buckets of their expected
+    latency. The last bucket that fits the slack completely is taken, or the first if none does; in it, the largest
+    micro-batch, then the widest width. So a long slack allows width if the queue is short, and batching if it is long.
 
     Slack = the segment's share of the latency target, less the wait of the oldest candidate so far, less the server's
     outstanding work and the transfer.
@@ -256,8 +256,8 @@ class SlackFit:
         return Choice(server, width, micro_batch_size)
 
     def _options(self, view: ClusterView, server: int) -> list[tuple[int, int, float]]:
-        """Return (expected latency in ns, group, width); groups beyond the first that takes all candidates change
-        nothing."""
+        """Return (expected latency in ns, micro-batch size, width); sizes beyond the first that takes all candidates
+        change nothing."""
         micro_batch_sizes = [size for size in self.micro_batch_sizes if size < view.candidates]
         micro_batch_sizes += [size for size in self.micro_batch_sizes if size >= view.candidates][:1]
         held = zip(self.widths, view.servers[server].widths, strict=True)
@@ -270,7 +270,7 @@ class SlackFit:
 
 
 class SlackFitRule(PlacedRule):
-    """Width and group by slack (`SlackFit`).
+    """Width and micro-batch size by slack (`SlackFit`).
 
     Attributes:
         target_s: end-to-end latency target; None for the scenario's deadline, or a guess from the profiles.

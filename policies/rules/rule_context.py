@@ -38,12 +38,12 @@ class RouterContext:
     """The data from which a router is built.
 
     Attributes:
-        config: the router core's settings: S, W, the groups, the widths of each server.
+        config: the router core's settings: S, W, the micro-batch sizes, the widths of each server.
         costs: expected costs from the servers' profiles.
         prior: p_acc of Eq. 7.
         power_limits_w: (N,) each server's device power limit.
         deadline_s: end-to-end latency target, if the scenario has one (`slackfit` and `infaas` use it).
-        block_ns: the host's time for a micro-batch, decided and returned, beyond its images.
+        micro_batch_ns: the host's time for a micro-batch, decided and returned, beyond its images.
         working_sets: (N, S, W) which widths each server may serve, so that all its instances fit together
             (`working_sets`); empty if no server is limited.
     """
@@ -59,7 +59,7 @@ class RouterContext:
 
 @dataclass(frozen=True, slots=True)
 class ComposedRouter(Steered):
-    """A placement, then a width for that server, then a group."""
+    """A placement, then a width for that server, then a micro-batch size."""
 
     placement: Placement
     width: WidthRule
@@ -178,7 +178,7 @@ def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -
 def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tuple[float, ...], float]:
     """Return the accuracy of each width tuple of the table that servers can hold; `allowed`: a model's widths.
 
-    If no tuple can be delayed completely, all tuples of the core's widths: missing widths are served narrower.
+    If no tuple can be held completely, all tuples of the core's widths: missing widths are served narrower.
     """
     config, allowed = context.config, allowed or context.config.widths
     table = {widths: top1 for widths, top1 in context.prior.top1.items() if set(allowed).issuperset(widths)}
@@ -282,7 +282,7 @@ def spread(rungs: Sequence[tuple[float, ...]], count: int) -> tuple[tuple[float,
 
 
 def default_target_s(context: RouterContext) -> float:
-    """Return the scenario's deadline, or twice the slowest server's time for full micro-batch at full width, all
+    """Return the scenario's deadline, or twice the slowest server's time for full micro-batches at full width, all
     segments."""
     if context.deadline_s is not None:
         return context.deadline_s
@@ -290,7 +290,7 @@ def default_target_s(context: RouterContext) -> float:
 
 
 def slowest_path_ns(context: RouterContext) -> int:
-    """Return the slowest server's time for full micro-batch at full width, all segments."""
+    """Return the slowest server's time for full micro-batches at full width, all segments."""
     config = context.config
     paths, largest = [path(full_widths(config, widths)) for widths in config.model_widths], config.micro_batch_sizes[-1]
     pairs = product(range(config.servers), paths)

@@ -3,8 +3,8 @@
     schema: slimsched.rule/1
     kind: ladder                    # one of `policies.router_kinds.RULES`
     placement: sticky               # by name; a `milp` places itself
-    group: largest                  # or the largest number of requests in a micro-batch
-    hold: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # the core's hold rule; or nothing
+    micro_batch_size: largest       # or the largest number of requests in a micro-batch
+    batching_delay: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # the core's rule; or nothing
     rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
     thresholds: [24]
     made_by: {command: slimsched train ..., seed: 7}         # anything; no decision depends on it
@@ -65,12 +65,11 @@ LONGEST_S = 3600.0
 
 
 class BatchingDelaySpec(StrictModel):
-    """By segment, until how many requests a per-key queue waits, and for how long at most: nobody waits for 1, or for 0
-    s.
+    """By segment, for how many requests a batch queue waits, and for how long at most; 1, or 0 s, for no delay.
 
     Attributes:
-        arrivals_s: by segment, it waits for as many as arrive within this time, at the rate seen, where those are more;
-            or none of it.
+        arrivals_s: by segment, it waits for as many as arrive within this time, at the rate seen, if those are more;
+            empty for none of it.
     """
 
     requests: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -215,8 +214,8 @@ class RuleSpec(StrictModel, ABC):
     """A rule and its parameters; `make` gives a fresh router of it, which stays within the servers' working sets.
 
     Attributes:
-        group: the most that a micro-batch may take, or `largest`.
-        hold: which per-key queues the router's core delays; nobody where it is not given.
+        micro_batch_size: the most that a micro-batch may take, or `largest`.
+        batching_delay: which batch queues the router's core delays; none if it is not given.
         made_by: where the parameters come from; free, and no decision depends on it.
     """
 
@@ -249,7 +248,8 @@ class RuleSpec(StrictModel, ABC):
         return None
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
-        """Check that the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
+        """Check that the rule fits the network's segments and widths, and the micro-batch sizes; raises `InputError` if
+        not."""
         if config.models and not self.BY_MODEL:
             raise InputError(source, key, f"{self.KIND} knows one model, here are {len(config.models)}; {_BY_MODEL}")
         self.micro_batch_sizes(config, source, key)
@@ -257,7 +257,7 @@ class RuleSpec(StrictModel, ABC):
             self.batching_delay.check(config, source, key)
 
     def micro_batch_sizes(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
-        """Return the group sizes that it may use; raises `InputError` if there are none."""
+        """Return the micro-batch sizes that it may use; raises `InputError` if there are none."""
         sizes = tuple(
             size
             for size in config.micro_batch_sizes
@@ -439,7 +439,7 @@ class LadderRule(PlacedRule):
 
 @dataclass(frozen=True, slots=True)
 class PaperRandom:
-    """The paper's baseline: a valid server, a held width and a group, each uniform. It has no parameters."""
+    """The paper's baseline: a valid server, a held width and a micro-batch size, each uniform. It has no parameters."""
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Accept every cluster."""

@@ -1,4 +1,4 @@
-"""The parts of rules: placements, width rules, group rules, and a ladder of widths that keeps goals."""
+"""The parts of rules: placements, width rules, micro-batch size rules, and a ladder of widths that keeps goals."""
 
 from __future__ import annotations
 
@@ -172,10 +172,10 @@ class LeastWork:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The server with the least energy per image, unless it has a full block of work; then the next one.
+    """The server with the least energy per image, unless it has a full micro-batch of work; then the next one.
 
     It examines all servers. So at low load some stay idle, and the others' batches are larger. If all have a full
-    block, it is the least work.
+    micro-batch, it is the least work.
 
     Attributes:
         order: the servers, by their energy for an image's way at middle widths; of equal ones the first.
@@ -468,21 +468,21 @@ class ControlledLadder(Steered):
 
 @dataclass(frozen=True, slots=True)
 class LargestMicroBatch:
-    """All candidates, up to the largest of these groups: the default."""
+    """All candidates, up to the largest of these sizes: the default."""
 
     micro_batch_sizes: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the group size for the view's candidate micro-batch."""
+        """Return the micro-batch size for the view's candidate micro-batch."""
         return self.micro_batch_sizes[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class RandomMicroBatch:
-    """A uniform choice of the group sizes: the paper's baseline."""
+    """A uniform choice of the micro-batch sizes: the paper's baseline."""
 
     micro_batch_sizes: tuple[int, ...]
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
-        """Return the group size for the view's candidate micro-batch."""
+        """Return the micro-batch size for the view's candidate micro-batch."""
         return self.micro_batch_sizes[drawn(len(self.micro_batch_sizes), rng)]

@@ -3,7 +3,7 @@
 Simulated clusters (`sim.compiled.rollout`) provide the decisions. The policy is fixed while a batch is collected, and
 so is the share of exploration. The same seed gives the same weights, whatever the number of threads that decide.
 
-All means are over images: a micro-batch's decision counts once for each of its images. With means over blocks, a
+All means are over images: a micro-batch's decision counts once for each of its images. With means over micro-batches, a
 micro-batch of one image would have the weight of one of 32.
 
 A checkpoint is written between updates. Resuming from one continues with the very weights, optimizer, counters and
@@ -54,7 +54,7 @@ _OPTIMIZER: Final = "optimizer."
 class PolicyNetwork(nn.Module):
     """A network from observation (B, 2 + 3N) to logits (B, L), the heads next to each other, and value (B,).
 
-    L is the sum of `PolicySpec.head_sizes`: N + W + G, and 1 + H if the policy may hold. It has no masks.
+    L is the sum of `PolicySpec.head_sizes`: N + W + G, and 1 + H if the policy may delay. It has no masks.
 
     Args:
         spec: the sizes of observation and heads.
@@ -171,7 +171,7 @@ class Trainer:
     Args:
         begin: creates the clusters from the number of their first episode, 0 unless a training is resumed.
         spec: the router's shape.
-        parameters: Eq. 5 and Eq. 8-13.
+        params: Eq. 5 and Eq. 8-13.
         seed: of weights, minibatches and episodes.
         path: its checkpoint; resumes from the one that is there.
     """

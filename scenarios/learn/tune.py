@@ -56,8 +56,8 @@ FLOORS: Final = ControlSpec(p99_limit_s=0.0)  # the operator's, and no limit
 CHEAP: Final = 0.5  # of a search's decisions: the most that accuracy matching may take for the start to be matched, too
 PRICE: Final = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
 EARLY: Final = 0.15  # of it after one run, which shows little of the floor
-WAITS: Final = (0.3, 1.0)  # of what a request may be held in all, or of each segment's equal share of it
-FEWEST: Final = 4  # that a group is limited to, or that are waited for
+WAITS: Final = (0.3, 1.0)  # of what a request may be delayed in all, or of each segment's equal share of it
+FEWEST: Final = 4  # that a micro-batch is limited to, or that are waited for
 HOST: Final = ((1.0, 0.0), (1.7, 0.0), (1.7, 0.6), (2.7, 0.6))  # at the first segment and at later ones; see `holds_of`
 _BLOWN_UP = 1.0  # so much more than another start costs, in the logarithm of the latency
 _SETTLED = 0.15  # of the first deviations
@@ -144,7 +144,7 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.router_kinds.TUNED`.
-        parameters: how it was tuned.
+        params: how it was tuned.
         winner: of the final evaluation; its spec goes into the router's file.
         figures: over the full-length runs that the floor was set on, or of the final evaluation if there was nothing to
             set.
@@ -259,7 +259,7 @@ def holds_of(context: RouterContext) -> tuple[BatchingDelaySpec | None, ...]:
     """Return the options: nothing; until N or for a time, in every segment or at the first alone; or Compass' way.
 
     That is: as many as arrive while the router's host decides an image's end-to-end path alone, times a factor
-    (`HOST`). If holding is not allowed, the only option is nothing.
+    (`HOST`). If batching delays are not allowed, the only option is nothing.
     """
     config = context.config
     limit_s, later = config.max_batching_delay_ns / NS_PER_S, config.segments - 1

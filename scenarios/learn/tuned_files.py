@@ -124,7 +124,7 @@ def tuned_text(tuned: Tuned) -> str:
 def expected_decisions(world: World, kind: str, params: TuningParams) -> Decisions:
     """Return about what tuning will simulate, from a run of each slice with the router that the search begins with.
 
-    Others make larger or smaller blocks, searches settle early, and accuracy matching takes more tries or fewer.
+    Others make larger or smaller micro-batches, searches settle early, and accuracy matching takes more tries or fewer.
 
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.

@@ -8,15 +8,15 @@ must satisfy its linear constraints. The program contains these constraints, and
 - images that run together take no more than the device: each running batch asks for d and h of it (`sim.device_model`),
 and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
-- a medium transfers at most its bandwidth, and the router decides on at most its largest group at a time; its host does
-  one thing at a time, decisions as well as batches that come back;
+- a medium transfers at most its bandwidth, and the router decides on at most its largest micro-batch at a time; its
+  host does one thing at a time, decisions as well as batches that come back;
 - an image takes, in each segment, a decision until its micro-batch is sent, a handover, a dispatch, its batch's solo
   time and the way back, and for each move its latency and its bytes; the router processes a result after its
   bookkeeping.
 
-Left out, because a run could be lucky: queues, batching delay, loads, memory, blocks that split. So every real run is
-worse. If chance plays a part (labels, arrivals), the bound holds for the run's realised values: its own rate and its
-tuples' accuracy.
+Left out, because a run could be lucky: queues, batching delays, loads, memory, micro-batches that split. So every real
+run is worse. If chance plays a part (predictions, arrivals), the bound holds for the run's realised values: its own
+rate and its tuples' accuracy.
 """
 
 from __future__ import annotations
@@ -359,7 +359,8 @@ def router_load_of(world: World) -> RouterLoad | None:
 
 
 def busy_router_of(world: World) -> str | None:
-    """Describe the problem if the router's process can't, or hardly, keep up, even with its largest blocks; or None."""
+    """Describe the problem if the router's process can't, or hardly, keep up, even with its largest micro-batches; or
+    None."""
     load = router_load_of(world)
     if load is None or load.share < HARDLY:
         return None
@@ -435,7 +436,7 @@ def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector
 
 
 def _edges(segments: int, micro_batch_sizes: Sequence[tuple[float, ...]]) -> list[Edge]:
-    """Return the edges of widths in groups, of which a request stays in one."""
+    """Return the edges of widths in nests, of which a request stays in one."""
     return [
         (segment, width, previous)
         for segment in range(1, segments + 1)

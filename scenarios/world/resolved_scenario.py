@@ -45,7 +45,7 @@ MAX_IMAGES = 1e8
 class NetworkAccuracy:
     """What is known of the network's accuracy: the prior, and the images it got right if it was evaluated.
 
-    Without an evaluation the prior is the paper's table, and labels are drawn from it.
+    Without an evaluation the prior is the paper's table, and predictions are drawn from it.
     """
 
     prior: AccuracyPrior
@@ -58,7 +58,7 @@ class NetworkAccuracy:
 
     @property
     def provenance(self) -> AccuracyProvenance:
-        """Whether labels are those of a network, or drawn from the paper's table."""
+        """Whether predictions are those of a network, or drawn from the paper's table."""
         return PAPER if self.evaluation is None else MEASURED
 
     @property
@@ -289,7 +289,7 @@ class World:
 
     @cached_property
     def held_top1(self) -> Mapping[tuple[float, ...], float]:
-        """The accuracy of each width tuple that servers can delay (`policies.rules.rule_context.held_top1`)."""
+        """The accuracy of each width tuple that servers can hold (`policies.rules.rule_context.held_top1`)."""
         return held_top1(self.context)
 
     @cached_property

@@ -57,7 +57,7 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
 
 
 def deciding_in(cluster: ClusterSpec) -> dict[str, float]:
-    """Return a decision's cost in a cluster, the in-flight limit, the holding limit: rules depend on it."""
+    """Return a decision's cost in a cluster, the in-flight limit, the batching delay limit: rules depend on it."""
     host, config = cluster.host, cluster.router
     micro_batch_ns, image_ns = (0, 0) if host is None else host.decision
     return {

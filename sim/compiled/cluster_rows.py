@@ -309,7 +309,7 @@ class Shape:
     """A program with the sizes of its pools: the row of parameters, and the constructor of a cluster's row.
 
     Args:
-        requests, instances, blocks, messages: slots of the pools.
+        requests, instances, micro_batches, messages: slots of the pools.
         faults: planned ones and their consequences, at once.
         keeps: whether requests are recorded.
     """

@@ -98,14 +98,14 @@ class RunRow:
     """A cluster's row for one run, with the memory that its addresses point to.
 
     Args:
-        keeps: record requests (and, if the run asks for detail, blocks, batches and telemetry).
+        keeps: record requests (and, if the run asks for detail, micro-batches, batches and telemetry).
 
     Attributes:
         row: the row, and `cluster`, its first record; growth replaces both.
         records: the records so far.
 
     Raises:
-        UnsupportedScenario: the run is too long, keeps a log, or has another source of labels.
+        UnsupportedScenario: the run is too long, keeps a log, or has another source of predictions.
     """
 
     def __init__(self, program: Program, run: RunSpec, *, keeps: bool = True) -> None:
@@ -171,7 +171,7 @@ class RunRow:
         self._set_scratch()
 
     def set_batching_delay_rule(self, rule: BatchingDelayRule) -> None:
-        """Set the router's hold rule, from the run's start on."""
+        """Set the router's batching delay rule, from the run's start on."""
         if self.cluster.may_delay:
             self.cluster.has_batching_delay_rule, at = 1, self.shape.p.batching_delay_rule_at
             numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns]
@@ -219,7 +219,7 @@ def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]
     """Return by the number of a width tuple its accuracy (DRAWN), or its column of the matrix (REPLAYED).
 
     Raises:
-        UnsupportedScenario: another kind of labels.
+        UnsupportedScenario: another kind of predictions.
     """
     if type(labels) is BernoulliCorrectness:  # a subclass may have another rule
         return DRAWN, np.array(program.by_tuple(labels.prior), np.float64)
@@ -242,8 +242,8 @@ def _require_supported(program: Program, run: RunSpec) -> None:
 
 
 class RouterAnswer(NamedTuple):
-    """The answer to a pending decision: a server, a width by number and a group; or `BATCHING_DELAY`, the number of
-    requests that ends it, and its longest time in ns."""
+    """The answer to a pending decision: a server, a width by number and a micro-batch size; or `BATCHING_DELAY`, the
+    number of requests that ends it, and its longest time in ns."""
 
     server: int
     width: int

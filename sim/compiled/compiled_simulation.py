@@ -148,7 +148,7 @@ class CompiledSimulation:
         self._answer = RouterAnswer(BATCHING_DELAY, batching_delay.requests, batching_delay.wait_ns)
 
     def set_batching_delay_rule(self, rule: BatchingDelayRule) -> None:
-        """Set the router's hold rule, if holds are allowed; before the first decision."""
+        """Set the router's batching delay rule, if batching delays are allowed; before the first decision."""
         self._run.set_batching_delay_rule(rule)
 
     def set_limit(self, limit: OwnLimit) -> None:

@@ -424,7 +424,7 @@ def _rerate_touched(c: Cluster, p: Parameters, server: Server, now: int) -> None
 
 @kernel
 def _start_slowdown(c: Cluster, p: Parameters, device: Device) -> None:
-    """Change the device's speed by its record or its profile (`SharedDevice.start_slowdown`)."""
+    """Change the device's speed by its record or its profile (`SharedDevice.followed_slowdown`)."""
     model = model_of(p, device)
     if model.server_count == 0:
         return

@@ -122,7 +122,7 @@ def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) 
 
 @kernel
 def take_micro_batch_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Receive the oldest block in transfer to the scheduler: first the process, then the scheduler has it."""
+    """Receive the oldest micro-batch in transfer to the scheduler: first the process, then the scheduler has it."""
     micro_batch, model = micro_batch_at(c, p, server.first_arriving), model_at(p, server.device)
     if model.has_cpu_work and not server.is_open:
         server.is_open, device = 1, device_at(c, p, server.device)
@@ -198,7 +198,7 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 
 @kernel
 def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, now: int) -> None:
-    """Send passed requests to the router; requests without a label from the last segment are rejected."""
+    """Send passed requests to the router; requests without a prediction from the last segment are rejected."""
     poisoned = 0
     if c.poison_at != 0 and instance.spec // p.widths == p.segments - 1:
         poisoned = _set_poisoned_aside(c, p, instance)

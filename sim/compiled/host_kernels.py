@@ -27,7 +27,7 @@ def _cost_ns(c: Cluster, p: Parameters, mean_ns: int, salt: int, server: int, nu
 
 @kernel
 def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
-    """Return when the decision's block is sent (`SimulatedHost.decide`)."""
+    """Return when the decision's micro-batch is sent (`SimulatedHost.decide`)."""
     if p.has_host == 0:
         return c.now_ns + p.decision_ns
     mean_ns = p.decision_micro_batch_ns + p.decision_image_ns * images

@@ -1,7 +1,7 @@
 """The router's and the servers' FIFO queues, and batching delays, compiled.
 
-Batching delays are `policies.router_queue.BatchingDelays`, with the part of `RouterCore`; the delayed per-key queues
-are in a list.
+Batching delays are `policies.router_queue.BatchingDelays`, with the part of `RouterCore`; the delayed batch queues are
+in a list.
 
 The router's FIFO and a server's queue consist of lists through `Request.next`, one for each key, oldest first. The
 router's requests are in one more list in the overall order; a server keeps its keys in the order of their oldest
@@ -38,7 +38,7 @@ _NS = 1_000_000_000
 note_arrival: Callable[[Arrivals, int], None] = kernel_of(_note_arrival)
 
 
-# ---------------------------------------------------------------------------------------------------------------- holds
+# ------------------------------------------------------------------------------------------------------ batching delays
 
 
 @kernel
@@ -83,7 +83,7 @@ def _begin(c: Cluster, p: Parameters, number: int, requests: int, wait_ns: int, 
 
 @kernel
 def join(c: Cluster, p: Parameters, slot: int, now: int) -> None:
-    """Note a request that has entered its per-key queue (`BatchingDelays.join`)."""
+    """Note a request that has entered its batch queue (`BatchingDelays.join`)."""
     request = request_at(c, p, slot)
     if c.may_delay == 0 or request.batch_queue == ALONE:
         return
@@ -101,7 +101,7 @@ def join(c: Cluster, p: Parameters, slot: int, now: int) -> None:
 
 @kernel
 def delay_late_comers(c: Cluster, p: Parameters, number: int, now: int) -> None:
-    """Apply the batching delay rule to requests that arrived during the decision as to a new line
+    """Apply the batching delay rule to requests that arrived during the decision as to a new batch queue
     (`RouterCore._delay_late_comers`)."""
     batch_queue = batch_queue_at(c, p, number)
     if c.may_delay and batch_queue.count > 0:
@@ -128,7 +128,7 @@ def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: in
 
 @kernel
 def end_batching_delay(c: Cluster, p: Parameters, number: int, now: int) -> None:
-    """Make a per-key queue eligible for decisions again (`RouterCore._end_batching_delay`)."""
+    """Make a batch queue eligible for decisions again (`RouterCore._end_batching_delay`)."""
     batch_queue = batch_queue_at(c, p, number)
     ended, slot = min(now, batch_queue.until_ns), batch_queue.head
     for _ in range(batch_queue.count):
@@ -165,7 +165,8 @@ def end_due_batching_delays(c: Cluster, p: Parameters, until: int, now: int) -> 
 
 @kernel
 def begin_batching_delay(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
-    """Hold the decision's line, whose oldest is `slot` (`RouterCore._batching_delay`); returns whether it is held."""
+    """Delay the decision's batch queue, whose oldest is `slot` (`RouterCore._batching_delay`); returns whether it is
+    delayed."""
     request = request_at(c, p, slot)
     if c.may_delay == 0 or batch_queue_at(c, p, request.batch_queue).count >= c.batching_delay_requests:
         return False
@@ -183,7 +184,7 @@ def begin_batching_delay(c: Cluster, p: Parameters, slot: int, now: int) -> bool
 
 @kernel
 def take_along(request: Request, member: Member) -> None:
-    """Record a request's departure from the FIFO in a micro-batch, with the decisions that held it."""
+    """Record a request's departure from the FIFO in a micro-batch, with the decisions that delayed it."""
     member.batching_delays = request.batching_delays
     for n in range(request.batching_delays):
         copied, batching_delay = BatchingDelayMade(member, _OF_MEMBER, n), BatchingDelayMade(request, _OF_REQUEST, n)
@@ -193,7 +194,7 @@ def take_along(request: Request, member: Member) -> None:
 
 @kernel
 def credit_batching_delays(c: Cluster, p: Parameters, member: Member, micro_batch: Credit) -> None:
-    """Give the decisions that held a member the credit of its micro-batch."""
+    """Give the decisions that delayed a member the credit of its micro-batch."""
     for n in range(member.batching_delays):
         batching_delay, credited = BatchingDelayMade(member, _OF_MEMBER, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
@@ -205,8 +206,8 @@ def credit_batching_delays(c: Cluster, p: Parameters, member: Member, micro_batc
 
 @kernel
 def credit_given_up(c: Cluster, p: Parameters, request: Request, now: int) -> None:
-    """Give the decisions that held a request, given up in the FIFO, the credit of a micro-batch of it alone with a
-    wrong label."""
+    """Give the decisions that delayed a request, given up in the FIFO, the credit of a micro-batch of it alone with a
+    wrong prediction."""
     for n in range(request.batching_delays):
         batching_delay, credited = BatchingDelayMade(request, _OF_REQUEST, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
@@ -277,21 +278,21 @@ def _unlink(c: Cluster, p: Parameters, request: Request) -> None:
 
 @kernel
 def waiting_with(c: Cluster, p: Parameters, slot: int) -> int:
-    """Return the number of requests in the per-key queue whose oldest request this is."""
+    """Return the number of requests in the batch queue whose oldest request this is."""
     batch_queue = request_at(c, p, slot).batch_queue
     return 1 if batch_queue == ALONE else batch_queue_at(c, p, batch_queue).count
 
 
 @kernel
 def is_oldest(c: Cluster, p: Parameters, slot: int) -> bool:
-    """Return whether a waiting request is the first of its per-key queue."""
+    """Return whether a waiting request is the first of its batch queue."""
     batch_queue = request_at(c, p, slot).batch_queue
     return batch_queue == ALONE or batch_queue_at(c, p, batch_queue).head == slot
 
 
 @kernel
 def take(c: Cluster, p: Parameters, slot: int) -> int:
-    """Take the oldest request of a per-key queue, `slot`; returns the per-key queue's next one."""
+    """Take the oldest request of a batch queue, `slot`; returns its next one."""
     request = request_at(c, p, slot)
     _unlink(c, p, request)
     if request.batch_queue == ALONE:
@@ -304,7 +305,7 @@ def take(c: Cluster, p: Parameters, slot: int) -> int:
 
 @kernel
 def remove(c: Cluster, p: Parameters, slot: int) -> None:
-    """Remove a request from any place in its per-key queue."""
+    """Remove a request from any place in its batch queue."""
     request = request_at(c, p, slot)
     _unlink(c, p, request)
     c.removals += 1

@@ -163,11 +163,11 @@ def roll(
         todo: (C,) decisions to make; counted down.
         next_row: (C,) row of each cluster's next decision in the columns; counted up.
         status: (C,) why each returned last.
-        weights, sizes, groups, waits_ns: the policy.
+        weights, sizes, micro_batch_sizes, waits_ns: the policy.
         observation, ..., batching_delay_mask: the columns of an `Experience`.
         complete: (C * M,) rows with a reward, M entries for each cluster; `completed`: (C,) their number.
         terms: (C, 5) sums of the rewards' terms.
-        asked, rows, codes, uniforms, may_hold, scratch: memory for one sweep.
+        clusters, rows, codes, uniforms, may_delay, scratch: memory for one sweep.
 
     Returns:
         The cluster that needs Python (its episode has ended, or something must grow), or NONE when all is done.
@@ -227,7 +227,7 @@ def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> in
 
 @kernel
 def _waiting_batching_delays(c: Cluster, p: Parameters, out: Ints, first: int, count: int) -> int:
-    """Move the rows of decisions that held requests still in the FIFO; returns the new number of rows."""
+    """Move the rows of decisions that delayed requests still in the FIFO; returns the new number of rows."""
     slot = c.fifo_head
     while slot != NONE:
         request = request_at(c, p, slot)
@@ -398,8 +398,8 @@ class Rollouts:
 
 
 def _count_waiting(run: RunRow) -> int:
-    """Return a cluster's number of decisions without a reward: the one in progress, of open blocks, and of batching
-    delays."""
+    """Return a cluster's number of decisions without a reward: the one in progress, of open micro-batches, and of
+    batching delays."""
     c = run.cluster
     deciding = 1 if c.slot != NONE and not c.asked else 0
     return run.shape.micro_batches - c.free_micro_batches + deciding + c.pending_batching_delays

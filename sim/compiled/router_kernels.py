@@ -1,4 +1,4 @@
-"""`policies.router_core`, compiled, with the links of `sim.host_and_network`: the FIFO, blocks, and returned
+"""`policies.router_core`, compiled, with the links of `sim.host_and_network`: the FIFO, micro-batches, and returned
 requests."""
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _shed(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def _oldest_servable(c: Cluster, p: Parameters) -> int:
-    """Return the oldest request of the oldest line that some server can take a micro-batch of."""
+    """Return the oldest request of the oldest batch queue that some server can take a micro-batch of."""
     if c.free_servers == 0:
         return NONE
     slot = c.fifo_head
@@ -304,7 +304,8 @@ def _is_held(c: Cluster, p: Parameters, request: Request) -> bool:
 
 @kernel
 def _oldest_asked(c: Cluster, p: Parameters) -> int:
-    """Return the oldest request of the decision's line, if the candidates are still its oldest; otherwise NONE."""
+    """Return the oldest request of the decision's batch queue, if the candidates are still its oldest; otherwise
+    NONE."""
     if not c.faulty or c.removals == c.removals_seen:
         return c.slot
     first = c.slot
@@ -348,7 +349,7 @@ def hold_back(c: Cluster, p: Parameters, now: int) -> None:
 
 @kernel
 def send_micro_batch(c: Cluster, p: Parameters, now: int) -> int:
-    """Form the chosen block and book its transfers (`RouterCore._send`, `Simulation._send`); returns its slot."""
+    """Form the chosen micro-batch and book its transfers (`RouterCore._send`, `Simulation._send`); returns its slot."""
     slot, count = c.slot, min(c.micro_batch_size, c.candidates)
     server = server_at(c, p, c.server)
     head = request_at(c, p, slot)
@@ -394,8 +395,8 @@ def send_micro_batch(c: Cluster, p: Parameters, now: int) -> int:
 
 @kernel
 def _take_slot(c: Cluster, p: Parameters, server: Server) -> int:
-    """Return a free slot for a micro-batch: last in the list of its server's blocks, which is thus in the order of
-    decisions."""
+    """Return a free slot for a micro-batch: last in the list of its server's micro-batches, which is thus in the order
+    of decisions."""
     number, last = c.free_micro_batch, server.last_micro_batch
     micro_batch = micro_batch_at(c, p, number)
     c.free_micro_batch = micro_batch.next
@@ -442,7 +443,7 @@ def _add_move(micro_batch: MicroBatch, source: int) -> None:
 
 @kernel
 def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
-    """Count one more, or one fewer, server that can take blocks."""
+    """Count one more, or one fewer, server that can take micro-batches."""
     c.free_servers += change
     batching_delays = params_of(p, server).holds_any_at
     for place in range(p.places):
@@ -452,7 +453,7 @@ def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
 @kernel
 def _count_up(c: Cluster, p: Parameters, server: Server, change: int, batching_delays: int) -> None:
     """Count one more, or one fewer, server that seems up to a head (`context.is_up`): it holds the segment, or has
-    blocks.
+    micro-batches.
 
     `batching_delays` is 1 if the server came or went, and 0 if its micro-batches did, which affects the places that it
     does not hold.
@@ -585,8 +586,8 @@ def _ending_move(micro_batch: MicroBatch, now: int) -> int:
 
 @kernel
 def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
-    """End a transfer to a server: that of the oldest block. Returns the micro-batch if it is complete now, otherwise
-    NONE."""
+    """End a transfer to a server: that of the oldest micro-batch. Returns the micro-batch if it is complete now,
+    otherwise NONE."""
     number = server.first_moving
     while _ending_move(micro_batch_at(c, p, number), now) == NONE:
         number = micro_batch_at(c, p, number).next_moving
@@ -612,7 +613,7 @@ def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
 
 @kernel
 def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
-    """Retry blocks that waited for inputs from a failed server (`Simulation._fail_transfers`)."""
+    """Retry micro-batches that waited for inputs from a failed server (`Simulation._fail_transfers`)."""
     number = _oldest_waiting_for(c, p, source)
     while number != NONE:
         micro_batch = micro_batch_at(c, p, number)
@@ -626,7 +627,7 @@ def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
 
 @kernel
 def _oldest_waiting_for(c: Cluster, p: Parameters, source: int) -> int:
-    """Return the oldest block that waits for inputs from a server."""
+    """Return the oldest micro-batch that waits for inputs from a server."""
     best = NONE
     for index in range(p.servers):
         number = server_at(c, p, index).first_moving
@@ -689,7 +690,7 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
 
 @kernel
 def is_correct(c: Cluster, request: int, code: int) -> int:
-    """Return whether a request's label is right after its last segment (`sim.simulated_cluster`)."""
+    """Return whether a request's prediction is right after its last segment (`sim.simulated_cluster`)."""
     if c.label_kind == DRAWN:
         return 1 if hashed_share(c.labels_salt, request, 0) < reals_at(c.label_table_at)[code] else 0
     column = ints_at(c.label_table_at)[code]
@@ -772,7 +773,7 @@ def _leave_micro_batch(c: Cluster, p: Parameters, number: int, position: int, no
 
 @kernel
 def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Put a server in service, in a new incarnation, without blocks (`ServerUp` at the router)."""
+    """Put a server in service, in a new incarnation, without micro-batches (`ServerUp` at the router)."""
     _count_free(c, p, server, 1)
     _count_up(c, p, server, 1, 1)
     c.at_cap = 0
@@ -821,7 +822,7 @@ def _remove_waiting(c: Cluster, p: Parameters, server: Server, slots: Ints) -> i
 
 @kernel
 def _retry_micro_batches(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """Retry the members of a server's blocks that have not ended, by micro-batch."""
+    """Retry the members of a server's micro-batches that have not ended, by micro-batch."""
     number = server.first_micro_batch
     while number != NONE:
         micro_batch = micro_batch_at(c, p, number)

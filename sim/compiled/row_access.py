@@ -149,7 +149,7 @@ def tally_at(c: Cluster, p: Parameters, service_class: int) -> Tally:
 
 @kernel
 def batch_queue_at(c: Cluster, p: Parameters, batch_queue: int) -> BatchQueue:
-    """Return a per-key queue of the router's FIFO."""
+    """Return a batch queue of the router's FIFO."""
     return BatchQueue(c, p.batch_queues_at, batch_queue)
 
 
@@ -406,7 +406,7 @@ def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
 
 @kernel
 def note_return(c: Cluster, p: Parameters, server: Server, message: Message, request: Request, now: int) -> None:
-    """Divide a request's time in a segment that it has passed among the stages (`_Trace.pass_segment`)."""
+    """Divide a request's time in a segment that it has passed among the stages (`_Passage.stages_ns`)."""
     if not c.keeps:
         return
     trace, segments = Trace(request, _REQUEST), p.segments
@@ -505,7 +505,7 @@ def count_requests(c: Cluster, p: Parameters, server: Server, change: int) -> No
 @kernel
 def write_codes(c: Cluster, p: Parameters, out: Ints, at: int) -> None:
     """Write, for each server, the code in which bit w is whether it may be chosen with width w: 0 if it can't take the
-    block."""
+    micro-batch."""
     place = place_of(p, request_at(c, p, c.slot))
     for index in range(p.servers):
         out[at + index] = code_of(c, p, index, place)

@@ -25,7 +25,7 @@ __all__ = ["NONE"]
 
 
 NEVER: Final = 1 << 62
-ALONE: Final = -1  # the per-key queue of a request that shares no micro-batch
+ALONE: Final = -1  # the batch queue of a request that shares no micro-batch
 FIRST_DRAW: Final = 1 << 32  # `sim.simulated_device._FIRST`: the hash's numbers of a device's first state
 LOGS_TABULATED: Final = 1 << 15
 
@@ -49,7 +49,7 @@ REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "
 OUT, DIED, HUNG = range(3)
 DOWN_REASONS = {OUT: PLANNED, DIED: WORKER_DIED, HUNG: WORKER_HUNG}
 
-# Whether labels are drawn from a table, or replayed from a matrix.
+# Whether predictions are drawn from a table, or replayed from a matrix.
 DRAWN, REPLAYED = range(2)
 
 
@@ -239,7 +239,7 @@ class SlowdownChange(Record):
 
 
 class BatchingDelayMade(Record):
-    """A batching delay that a decision has begun, of the oldest request of its per-key queue, whose credit is still to
+    """A batching delay that a decision has begun, of the oldest request of its batch queue, whose credit is still to
     come."""
 
     decision = tag = entered_ns = INT
@@ -320,7 +320,7 @@ class Member(Record):
 
 
 class BatchQueue(Record):
-    """A line of the router's FIFO: requests that may share a micro-batch."""
+    """A batch queue of the router's FIFO: requests that may share a micro-batch."""
 
     head = tail = NONE
     count = is_held = since_ns = until_ns = requests = INT

@@ -117,7 +117,7 @@ class RunScore:
         images: their number; `unfinished` of them failed or were in flight at the end, `failed` of them failed.
         mean_s, std_s: latencies; an unfinished one counts with its waiting time.
         p50_s, p99_s: within 0.5 %.
-        accuracy: the mean prior of the completed ones' width tuples: accuracy without random labels.
+        accuracy: the mean prior of the completed ones' width tuples: accuracy without random predictions.
         moves: an image's mean number of changes of server.
         decisions: number of decisions in the whole run.
         image_j: energy of all devices in the whole run, over the number of completed images.
