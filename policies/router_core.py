@@ -575,7 +575,7 @@ class RouterCore:
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
         widths = self.config.widths
         held = self._masks[choice.server][self._place(head)]
-        assert choice.micro_batch_size >= 1, f"an empty group: {choice}"
+        assert choice.micro_batch_size >= 1, f"an empty micro-batch: {choice}"
         assert held[widths.index(choice.width)], f"the policy chose a masked width: {choice}"
         micro_batches = self._servers[choice.server].micro_batches
         assert micro_batches < self.config.outstanding_micro_batches, f"the policy chose a server at its cap: {choice}"

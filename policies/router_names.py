@@ -153,7 +153,7 @@ class CheckedRouter:
         try:
             rule = batching_delay_rule_of(self.router)
         except FAILURES as error:
-            raise WorkError(f"{self.name}: hold: {failure(error)}") from error
+            raise WorkError(f"{self.name}: batching_delay: {failure(error)}") from error
         if rule is None:
             return None
         numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns] if isinstance(rule, BatchingDelayRule) else [None]

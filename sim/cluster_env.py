@@ -161,7 +161,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
             parts = ()
         is_one = len(parts) == len(self._choices)
         if not is_one or not all(0 <= part < most for part, most in zip(parts, self._choices, strict=True)):
-            names = ("server", "width index", "group index", "batching_delay")[: len(self._choices)]
+            names = ("server", "width index", "micro-batch size index", "batching_delay")[: len(self._choices)]
             allowed = f"({', '.join(names)}), whole numbers from 0 and below {self._choices}"
             raise ValueError(f"action {np.asarray(action).tolist()}: allowed are {allowed}")
         return parts

@@ -57,7 +57,7 @@ model:
 cluster:
   servers: auto  # the devices of this machine
   greedy: {{batch_limit: {batch_limit}, preload: {preload}}}
-router: {{groups: [1, 2, 4, 8]}}
+router: {{micro_batch_sizes: [1, 2, 4, 8]}}
 workload: {{kind: mmpp, rate_img_s: {rate:g}, burst_factor: 3, burst_share: 0.15, dwell_s: 0.5}}
 calibration: {{budget: {calibration}}}
 compare: {{routers: [random, sticky, ladder, compass], seeds: [0, 1, 2, 3, 4]}}

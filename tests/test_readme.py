@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.study.terminal_picture import PAGE, PICTURE, first_micro_batch, picture
+from benchmarks.study.terminal_picture import PAGE, PICTURE, first_block, picture
 from slimsched.cli import command_of
 from tests.typed import typed
 
@@ -73,7 +73,7 @@ def test_the_glossary_is_short() -> None:
 
 def test_its_picture_is_of_the_output_in_the_quickstart() -> None:
     """`python -m benchmarks.study.terminal_picture` makes it."""
-    lines = first_micro_batch((ROOT / PAGE).read_text(encoding="utf-8"))
+    lines = first_block((ROOT / PAGE).read_text(encoding="utf-8"))
     assert lines[0].startswith("$ slimsched run paper-live-quick")
     assert (ROOT / PICTURE).read_text(encoding="utf-8") == picture(lines)
     assert f"]({PICTURE})" in README

@@ -37,7 +37,7 @@ cluster:
     - {name: t4, profile: t4.yaml, link: {latency_s: 0.0001, bandwidth_bytes_s: 2.0e+10}}
     - {name: a10, profile: a10.yaml, link: {latency_s: 0.0001, bandwidth_bytes_s: 2.0e+10}}
   greedy: {batch_limit: 32, preload: all}
-router: {groups: [1, 2, 4, 8, 16, 32]}
+router: {micro_batch_sizes: [1, 2, 4, 8, 16, 32]}
 workload: {kind: poisson, rate_img_s: 500}
 slo: {p99_limit_s: 0.1}
 """

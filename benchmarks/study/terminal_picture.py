@@ -46,7 +46,7 @@ _STYLE: Final = """
 """
 
 
-def first_micro_batch(page: str) -> list[str]:
+def first_block(page: str) -> list[str]:
     """Return the lines of a page's first micro-batch of code, without its indentation."""
     lines: list[str] = []
     for line in page.splitlines():
@@ -104,4 +104,4 @@ def _run(text: str, kind: str, column: int, y: float, at_s: float) -> str:
 
 if __name__ == "__main__":
     with atomic_path(PICTURE) as temporary:
-        temporary.write_text(picture(first_micro_batch(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")
+        temporary.write_text(picture(first_block(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 
-MICRO_BATCH_SIZE = 4  # channels that are normalized together, at every width
+GROUP = 4  # channels that are normalized together, at every width
 
 
 class Residual(SlimmableModel):
@@ -41,7 +41,7 @@ class Residual(SlimmableModel):
 
         def normed(name: str, x: Tensor, stride: int) -> Tensor:
             kernel, x = weights[name], F.conv2d(x, weights[name], stride=stride, padding=1)
-            return F.group_norm(x, len(kernel) // MICRO_BATCH_SIZE, weights[f"{name}_scale"], weights[f"{name}_shift"])
+            return F.group_norm(x, len(kernel) // GROUP, weights[f"{name}_scale"], weights[f"{name}_shift"])
 
         inner = torch.relu(normed(f"first{segment}", x, stride))
         skipped = F.conv2d(x, weights[f"skip{segment}"], stride=stride)

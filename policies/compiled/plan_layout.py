@@ -291,10 +291,10 @@ class PlanRow:
     def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
         """Append the expected costs of the cluster, as tables of nanoseconds."""
         assert self.costs is not None, "this rule asks for costs"
-        micro_batch_sizes = alike_of(self.config, self.costs)
-        self.head.links = 1 + max(micro_batch_sizes.links)
+        alike = alike_of(self.config, self.costs)
+        self.head.links = 1 + max(alike.links)
         for name in ("devices", "links", "racks"):
-            setattr(self.head, f"{name}_at", self.add(getattr(micro_batch_sizes, name)))
+            setattr(self.head, f"{name}_at", self.add(getattr(alike, name)))
         for name in tables:
             setattr(self.head, f"{name}_ns_at", self.add(cost_table(self.config, self.costs, name)))
 
@@ -315,15 +315,10 @@ _lock = Lock()
 
 def alike_of(config: RouterConfig, costs: CostModel) -> Alike:
     """Return which of the cluster's servers cost the same, by numbers from 0 on; all differ if this is unknown."""
-    micro_batch_sizes, servers = costs.alike, tuple(range(config.servers))
-    if micro_batch_sizes is None:
+    alike, servers = costs.alike, tuple(range(config.servers))
+    if alike is None:
         return Alike(servers, servers, (0,) * config.servers)
-    return Alike.of(
-        *(
-            [of[server] for server in servers]
-            for of in (micro_batch_sizes.devices, micro_batch_sizes.links, micro_batch_sizes.racks)
-        )
-    )
+    return Alike.of(*([of[server] for server in servers] for of in (alike.devices, alike.links, alike.racks)))
 
 
 def transfers_of(config: RouterConfig, costs: CostModel) -> int:

@@ -267,7 +267,7 @@ class RuleSpec(StrictModel, ABC):
             raise InputError(
                 source,
                 key,
-                f"group {self.micro_batch_size} is below the smallest that there is, {config.micro_batch_sizes[0]}",
+                f"micro_batch_size {self.micro_batch_size} is below the smallest one, {config.micro_batch_sizes[0]}",
             )
         return sizes
 

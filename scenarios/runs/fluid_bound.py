@@ -127,18 +127,18 @@ class FluidModel:
         self._on_solved = on_solved
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
-        micro_batch_sizes = [tuple(width for width in model if width in allowed) for model in config.model_widths]
+        groups = [tuple(width for width in model if width in allowed) for model in config.model_widths]
         shares = [each.share for each in classes or (world.scenario.classes if config.models else ())]
         require_solvable(world, len(allowed), max(1, len(shares)))
         models = config.class_models[: len(shares) or 1]
-        of_class = [tuples_within([micro_batch_sizes[model]], config.segments) for model in models]
+        of_class = [tuples_within([groups[model]], config.segments) for model in models]
         tuples = [each for of_one in of_class for each in of_one]
         class_of = np.repeat(np.arange(len(of_class)), [len(of_one) for of_one in of_class])
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
         kinds = kinds_of(world)
-        served = [micro_batch_sizes[model] for model in sorted(set(models))]
+        served = [groups[model] for model in sorted(set(models))]
         runs = list(_runs(world, kinds, served))
-        moves = list(_moves(world, kinds, tuple(width for micro_batch_size in served for width in micro_batch_size)))
+        moves = list(_moves(world, kinds, tuple(width for group in served for width in group)))
         self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
@@ -435,12 +435,12 @@ def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector
 # -------------------------------------------------------------------------------------------------------- the programme
 
 
-def _edges(segments: int, micro_batch_sizes: Sequence[tuple[float, ...]]) -> list[Edge]:
+def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:
     """Return the edges of widths in nests, of which a request stays in one."""
     return [
         (segment, width, previous)
         for segment in range(1, segments + 1)
-        for widths in micro_batch_sizes
+        for widths in groups
         for width in widths
         for previous in (widths if segment > 1 else (IMAGE,))
     ]
@@ -471,7 +471,7 @@ def kinds_of(world: World) -> list[_Kind]:
     return [_Kind(tuple(each)) for each in members.values()]
 
 
-def _runs(world: World, kinds: Sequence[_Kind], micro_batch_sizes: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
+def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
     """Yield every edge on every kind of server that can hold it, with every batch size."""
     config, host = world.cluster.router, world.cluster.host
     cost_s = _host_s(host.decision, 1) if host is not None else 0.0
@@ -481,7 +481,7 @@ def _runs(world: World, kinds: Sequence[_Kind], micro_batch_sizes: Sequence[tupl
         server = world.cluster.servers[index]
         tables = world.cluster.devices[server.device]
         dispatch_s = _least_dispatch_ns(tables) / NS_PER_S
-        for edge in _edges(config.segments, micro_batch_sizes):
+        for edge in _edges(config.segments, groups):
             if not config.fits[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
             table = tables.keys[edge]

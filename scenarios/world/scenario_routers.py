@@ -82,7 +82,7 @@ def _is_another(tuned: Mapping[str, Any], current: Mapping[str, float]) -> bool:
 def _in_words(deciding: Mapping[str, float]) -> str:
     cost = f"{1e6 * deciding['decision_s']:.3g} us + {1e6 * deciding['image_s']:.3g} us an image a decision"
     micro_batches, delay_ms = deciding["outstanding_micro_batches"], 1e3 * deciding["max_batching_delay_s"]
-    return f"{cost}, {micro_batches:g} blocks a server, holds of {delay_ms:g} ms"
+    return f"{cost}, {micro_batches:g} micro-batches a server, batching delays of {delay_ms:g} ms"
 
 
 def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], cluster: ClusterSpec) -> Iterator[str]:

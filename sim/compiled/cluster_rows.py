@@ -200,7 +200,7 @@ class Program:
             record.uplink_s, record.uplink_bytes_s = uplink.latency_s, uplink.bandwidth_bytes_s
         record.instance_bytes_at = add([params.instance_bytes.get(spec_key, 0) for spec_key in specs])
         record.can_hold_at = add([params.can_hold(spec_key) for spec_key in specs])
-        record.holds_any_at = add([any(widths) for widths in masks])
+        record.fits_any_at = add([any(widths) for widths in masks])
         record.codes_at = add([bits(widths) for widths in masks])
         record.power_limit_w = self.cluster.devices[spec.device].profile.power.cap_w
         return record

@@ -129,7 +129,7 @@ class CompiledSimulation:
             return
         head, widths = self._pending.view.head, self.cluster.router.widths
         width = widths.index(choice.width)
-        _require(choice.micro_batch_size >= 1, f"an empty group: {choice}")
+        _require(choice.micro_batch_size >= 1, f"an empty micro-batch: {choice}")
         _require(0 <= choice.server < len(self._masks), f"the policy chose a server that is none: {choice}")
         place_number = self.cluster.router.place_of(head.segment, head.service_class)
         _require(self._masks[choice.server][place_number][width], f"the policy chose a masked width: {choice}")

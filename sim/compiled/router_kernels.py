@@ -445,22 +445,22 @@ def _add_move(micro_batch: MicroBatch, source: int) -> None:
 def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
     """Count one more, or one fewer, server that can take micro-batches."""
     c.free_servers += change
-    batching_delays = params_of(p, server).holds_any_at
+    fits = params_of(p, server).fits_any_at
     for place in range(p.places):
-        ints(c)[p.valid_at + place] += change * ints(p)[batching_delays + place]
+        ints(c)[p.valid_at + place] += change * ints(p)[fits + place]
 
 
 @kernel
-def _count_up(c: Cluster, p: Parameters, server: Server, change: int, batching_delays: int) -> None:
+def _count_up(c: Cluster, p: Parameters, server: Server, change: int, holds: int) -> None:
     """Count one more, or one fewer, server that seems up to a head (`context.is_up`): it holds the segment, or has
     micro-batches.
 
-    `batching_delays` is 1 if the server came or went, and 0 if its micro-batches did, which affects the places that it
+    `holds` is 1 if the server came or went, and 0 if its micro-batches did, which affects the places that it
     does not hold.
     """
-    delayed = params_of(p, server).holds_any_at
+    fits = params_of(p, server).fits_any_at
     for place in range(p.places):
-        if ints(p)[delayed + place] == batching_delays:
+        if ints(p)[fits + place] == holds:
             ints(c)[p.up_at + place] += change
 
 

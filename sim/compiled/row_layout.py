@@ -447,7 +447,7 @@ class ServerParams(Record):
     medium = rack = INT
     latency_s = bandwidth_bytes_s = loss = uplink_s = REAL
     uplink_bytes_s = REAL
-    instance_bytes_at = can_hold_at = holds_any_at = codes_at = INT
+    instance_bytes_at = can_hold_at = fits_any_at = codes_at = INT
     power_limit_w = REAL
 
 

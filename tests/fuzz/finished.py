@@ -33,7 +33,7 @@ cluster:
   servers:
   - {name: large, device: {cores: [FIRST]}}
   - {name: small, device: {cores: [LAST], onednn: false}}
-router: {groups: [1, 2]}
+router: {micro_batch_sizes: [1, 2]}
 workload: {kind: poisson, rate_img_s: 30}
 calibration: {budget: 5s, allow_busy: true}
 training: {decisions: 2000, batch: 1024, minibatch: 256, environments: 2, horizon_s: 2}

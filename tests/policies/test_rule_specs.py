@@ -216,7 +216,7 @@ def test_a_group_that_no_cluster_has_is_refused() -> None:
     """A cap above the smallest group means the largest one below it."""
     few = replace(context(), config=replace(context().config, micro_batch_sizes=(4, 8)))
     assert FixedRule(micro_batch_size=7).chooser(few).micro_batch_size == LargestMicroBatch((4,))
-    with pytest.raises(InputError, match="group 3 is below the smallest that there is, 4"):
+    with pytest.raises(InputError, match="micro_batch_size 3 is below the smallest one, 4"):
         MilpRule(micro_batch_size=3).make(few)
 
 

@@ -25,7 +25,7 @@ schema: slimsched.scenario/1
 name: small
 model: {network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits}
 cluster: {servers: auto, greedy: {batch_limit: 8, preload: all}}
-router: {groups: [1, 4]}
+router: {micro_batch_sizes: [1, 4]}
 workload: {kind: poisson, rate_img_s: 30}
 calibration: {budget: 4s, allow_busy: true}
 training: {decisions: 3000, batch: 1024, minibatch: 256, environments: 2, horizon_s: 2}

@@ -44,7 +44,7 @@ cluster:
   servers:
   - {name: fast, profile: fast.yaml, link: 10gbe}
   - {name: slow, profile: slow.yaml, link: 10gbe}
-router: {groups: [1, 2, 4], max_batching_delay_s: 4e-3, decision_s: 0}
+router: {micro_batch_sizes: [1, 2, 4], max_batching_delay_s: 4e-3, decision_s: 0}
 workload: {kind: poisson, rate_img_s: 400}
 duration_s: 1
 warmup_s: 100ms

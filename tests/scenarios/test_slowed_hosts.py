@@ -34,7 +34,7 @@ cluster:
   servers:
   - {name: large, device: {cores: [0]}}
   - {name: small, shares_device_with: large, greedy: {batch_limit: 4}}
-router: {groups: [1, 4]}
+router: {micro_batch_sizes: [1, 4]}
 workload: {kind: poisson, rate_img_s: 30}
 calibration: {budget: 10s, allow_busy: true}
 """

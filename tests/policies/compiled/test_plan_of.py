@@ -155,7 +155,7 @@ ASKED: dict[str, Callable[[], RoutingPolicy]] = {
     "widths of another network": lambda: by(FixedWidths((0.5, 1.0), (1.0, 1.0, 1.0, 1.0))),
     "a tuple that is too short": lambda: by(FixedWidths(CONFIG.widths, (1.0, 1.0))),
     "rungs of other classes": lambda: by(Ladder(CONFIG.widths, ((FULL.tuple_,),) * 2, (1.0,))),
-    "an empty group": lambda: by(micro_batch_size=LargestMicroBatch((0,))),
+    "an empty micro-batch": lambda: by(micro_batch_size=LargestMicroBatch((0,))),
     "no group": lambda: by(micro_batch_size=LargestMicroBatch(())),
     "groups that do not ascend": lambda: slackfit(micro_batch_sizes=(4, 1)),
     "a share that is no whole number": lambda: slackfit(share_ns=0.5),
