@@ -2,8 +2,8 @@
 
 `WorkerBench` only translates; the plan decides what to measure.
 
-`opened` composes the probe, the detection of other programs, the meter's self-test and the bench, which are independent
-of each other.
+`opened` composes the probe, the detection of other programs, the meter and the bench, which are independent of each
+other.
 
 `settled` chooses the fastest of the ways in which a GPU may compute.
 """
@@ -38,14 +38,11 @@ from calibrate.measurement_bench import Loop, SharedLoop, SteadyLoad, bandwidth_
 from calibrate.measurement_plan import LEAD_S, PAUSE_S, QUIET_S, padded_sizes, powers_of_two
 from calibrate.power_meter import (
     Meter,
-    SelfTest,
-    SensorTrust,
     Watch,
     Watched,
     fall_s,
     past_rise,
     sampled,
-    self_test,
     wait_until_flat,
     watch,
 )
@@ -234,6 +231,7 @@ class _CoreUse:
 # -------------------------------------------------------------------------------------------------------------- opening
 
 
+FALL_LOAD_S: Final = 3.0  # of load before a GPU's clocks fall
 IDLE_DROPPED = 0.25  # of an idle measurement: it may still reflect earlier load
 
 
@@ -257,7 +255,7 @@ def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s:
 
     Args:
         idle_s: time for which each idle power is sampled.
-        load: the point that keeps the device busy for the sensor's self-test.
+        load: the point that keeps the device busy before its clocks fall.
         fall_look_s: time for which it is sampled after that, to see how long its clocks stay up; 0 omits this.
 
     Raises:
@@ -276,10 +274,12 @@ def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s:
     with bench_of(file, device, request.peer, sibling=True) as bench:
         _settle(device, bench.meter, probed)
         context = _idle_looks(bench.meter, probed, idle_s, settle_s=bench.meter.rise_s)
-        tested = sensor_test(bench.meter, probed, context, lambda seconds: bench.solo(load, 1, 2, seconds))
-        after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s)) if probed.metered and fall_look_s else []
-        bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
-        probed, meter = _stamped(probed, tested, use), replace(meter, trust=tested.trust)
+        after: list[Watched] = []
+        if probed.metered and fall_look_s:
+            bench.solo(load, 1, 2, FALL_LOAD_S)
+            after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s))
+        stamps = {**probed.info.stamps, "interference": str(use)}
+        probed = replace(probed, info=probed.info.model_copy(update={"stamps": stamps}))
         facts = DeviceFacts(
             info=probed.info,
             execution=device.execution(),
@@ -295,7 +295,7 @@ def opened(request: CalibrationRequest, idle_s: float, load: Point, fall_look_s:
         )
         warnings = (f"{use}: what is measured may be theirs, too",) if use.notable else ()
         with naming_a_lost_device(meter):
-            yield Opened(bench, probed, facts, (*warnings, *tested.warnings))
+            yield Opened(bench, probed, facts, warnings)
 
 
 @contextmanager
@@ -374,26 +374,6 @@ def _idle_w(device: DeviceSpec, meter: Meter, probed: Probe, looks: Sequence[Wat
     lasted_s = looks[-1].at_s - looks[0].at_s if looks else 0.0
     mean = meter.mean(looks, IDLE_DROPPED * lasted_s)
     return mean.power_w, mean.provenance
-
-
-def sensor_test(
-    meter: Meter, probed: Probe, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch
-) -> SelfTest:
-    """Test the bench's own sensor: a sensor without its processes would see a CPU that is never used.
-
-    Args:
-        idle: looks at that sensor while the processes are idle.
-        load: keeps the device busy for a number of seconds.
-    """
-    if not probed.metered:
-        return SelfTest(SensorTrust(), "no power reading to test")
-    return self_test(meter, idle[round(IDLE_DROPPED * len(idle)) :], load, look)
-
-
-def _stamped(probed: Probe, tested: SelfTest, use: Interference) -> Probe:
-    stamps = {**probed.info.stamps, "telemetry_self_test": tested.text, "interference": str(use)}
-    stamps |= tested.trust.stamps() if probed.metered else {}
-    return Probe(probed.info.model_copy(update={"stamps": stamps}), probed.metered and tested.trust.power)
 
 
 # ------------------------------------------------------------------------------------------- the fastest way to compute

@@ -1,8 +1,4 @@
-"""Mean power and utilization of a device: from its energy counter if that is trustworthy, otherwise from polling.
-
-Sensors are not trusted blindly: a self-test compares the counter with polled power, idle and under load, and detects
-implausible or constant readings. Its result is a `SensorTrust`: the readings that may be used.
-"""
+"""Mean power and utilization of a device: from its energy counter if it has one, otherwise from polling."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ import itertools
 import math
 import threading
 import time  # noqa: TID251 - power is sampled beside a real loop
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,18 +18,15 @@ from policies.vocabulary import NS_PER_S, Provenance
 
 LOOK_PERIOD_S = 0.05
 COUNTER_LOOK_PERIOD_S = 0.02  # a counter's steps are timed to this
-TEST_LOOK_PERIOD_S = 0.01
+CLOSE_LOOK_PERIOD_S = 0.01
 RISE_S = 1.0  # readings in the first second under load still reflect the state before
-APART = 0.03  # tolerance of the counter against polling
-TELLING_S = 0.5  # least time between a counter's first and last step
 DETAILS_PERIOD_S = 0.1  # they take several calls, and would slow the counter's sampling
 FLAT_SHARE_S = 0.01  # of the power, a second: a smaller slope counts as flat
 FLAT_LOOK_S = 1.0
 MAX_FALL_S = 15.0  # clocks take seconds to fall
 FALL_SHARE = 0.03  # of the idle power: a smaller fall is ignored
-ENOUGH = 5  # least number of looks for a constant reading
+ENOUGH = 5  # least number of looks for a fall
 NONSENSE_TIMES = 3.0  # the power limit
-TRUSTED = "telemetry_trusted"  # a profile's stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +60,6 @@ class MeanPower:
 
 
 @dataclass(frozen=True, slots=True)
-class SensorTrust:
-    """The readings of a sensor that may be used."""
-
-    counter: bool = True
-    polling: bool = True
-    utilization: bool = True
-
-    @property
-    def power(self) -> bool:
-        """Whether any reading measures power."""
-        return self.counter or self.polling
-
-    def stamps(self) -> dict[str, str]:
-        """Return the profile's stamps: which readings may be used."""
-        trusted = [reading.name for reading in fields(self) if getattr(self, reading.name)]
-        return {TRUSTED: ", ".join(trusted) or "nothing"}
-
-    @classmethod
-    def stamped(cls, stamps: Mapping[str, str]) -> SensorTrust:
-        """Restore the output of `stamps`; all readings if nothing was tested."""
-        if TRUSTED not in stamps:
-            return cls()
-        trusted = stamps[TRUSTED].split(", ")
-        return cls(**{reading.name: reading.name in trusted for reading in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
 class Meter:
     """A device's sensor for calibration.
 
@@ -107,11 +73,10 @@ class Meter:
     sensor: Sensor
     limit_w: float | None = None
     rise_s: float = RISE_S
-    trust: SensorTrust = SensorTrust()
 
     def mean(self, watched: Sequence[Watched], rise_s: float) -> MeanPower:
         """See `mean_power`."""
-        return mean_power(watched, rise_s, self.trust, self.device, self.limit_w)
+        return mean_power(watched, rise_s, self.device, self.limit_w)
 
 
 # ------------------------------------------------------------------------------------------------------------ looking
@@ -153,8 +118,8 @@ Watch = Callable[[Sensor, Callable[[], object]], list[Watched]]
 
 
 def watch(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
-    """Run `act`, sampling a sensor meanwhile as closely as the self-test needs."""
-    with sampled(sensor, TEST_LOOK_PERIOD_S, detailed=False) as take:
+    """Run `act`, sampling a sensor closely meanwhile."""
+    with sampled(sensor, CLOSE_LOOK_PERIOD_S, detailed=False) as take:
         act()
         return take()
 
@@ -170,7 +135,6 @@ def past_rise(watched: Sequence[Watched], rise_s: float) -> list[Watched]:
 def mean_power(
     watched: Sequence[Watched],
     rise_s: float,
-    trust: SensorTrust = SensorTrust(),
     device: str = "the device",
     limit_w: float | None = None,
 ) -> MeanPower:
@@ -182,21 +146,21 @@ def mean_power(
     if any(look.reading.lost for look in watched):
         raise WorkError(f"{device} is lost: it answers no more; reset or reboot it")
     looks = past_rise(watched, rise_s)
-    counted = _counted(looks) if trust.counter else None
-    powers = [look.reading.power_w for look in looks if look.reading.power_w is not None] if trust.polling else []
-    if counted is None and not powers:
+    counted_w, utilizations = _counted_w(looks), _utilizations(looks)
+    powers = [look.reading.power_w for look in looks if look.reading.power_w is not None]
+    if counted_w is None and not powers:
         remedy = "give a larger budget, so that it is looked at for longer; else load its driver anew, or reboot"
         raise WorkError(f"{device}: the power sensor said nothing for a whole measurement; {remedy}")
-    power_w = counted.power_w if counted is not None else float(np.mean(powers))
-    if problem := _nonsense([power_w] if counted is not None else powers, _utilizations(looks, trust), limit_w):
+    power_w = counted_w if counted_w is not None else float(np.mean(powers))
+    if problem := _nonsense([power_w] if counted_w is not None else powers, utilizations, limit_w):
         raise WorkError(f"{device}: its sensor said {problem}; load its driver anew, or reboot")
     provenance = Provenance.MEASURED
-    if counted is None:
+    if counted_w is None:
         provenance = looks[-1].reading.provenance.get("power_w", Provenance.POLLED)
     details = [look.details for look in looks]
     return MeanPower(
         power_w=power_w,
-        utilization=_mean(_utilizations(looks, trust)),
+        utilization=_mean(utilizations),
         provenance=provenance,
         sm_utilization=_mean(detail.sm_utilization for detail in details),
         sm_occupancy=_mean(detail.sm_occupancy for detail in details),
@@ -206,17 +170,8 @@ def mean_power(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """Mean power by the counter, between two of its steps."""
-
-    power_w: float
-    begin_s: float
-    end_s: float
-
-
-def _counted(looks: Sequence[Watched]) -> _Counted | None:
-    """Return power between the first and last observed steps of the counter, which is constant between steps.
+def _counted_w(looks: Sequence[Watched]) -> float | None:
+    """Return mean power between the first and last observed steps of the counter, which is constant between steps.
 
     None if there were not two, or it restarted meanwhile (a driver was loaded).
     """
@@ -230,11 +185,11 @@ def _counted(looks: Sequence[Watched]) -> _Counted | None:
     if len(steps) < 2:
         return None
     (begin_s, begin_j), (end_s, end_j) = steps[0], steps[-1]
-    return _Counted((end_j - begin_j) / (end_s - begin_s), begin_s, end_s)
+    return (end_j - begin_j) / (end_s - begin_s)
 
 
-def _utilizations(looks: Sequence[Watched], trust: SensorTrust) -> list[float]:
-    return [share for look in looks if (share := look.reading.utilization) is not None] if trust.utilization else []
+def _utilizations(looks: Sequence[Watched]) -> list[float]:
+    return [share for look in looks if (share := look.reading.utilization) is not None]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -301,109 +256,3 @@ def fall_s(looks: Sequence[Watched], settled_s: float) -> float:
     if high_w - low_w < FALL_SHARE * low_w:
         return 0.0
     return max(at_s for at_s, power in powers if power > (high_w + low_w) / 2) - looks[0].at_s
-
-
-# ---------------------------------------------------------------------------------------------------------- self-test
-
-
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """Result of a self-test.
-
-    Attributes:
-        text: of the profile's stamp.
-        warnings: warnings for the user, each with the consequence.
-    """
-
-    trust: SensorTrust
-    text: str
-    warnings: tuple[str, ...] = ()
-
-
-def self_test(meter: Meter, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch) -> SelfTest:
-    """Compare counter and polling, idle and under load, and check that the sensor follows the load.
-
-    Args:
-        idle: looks at the idle device.
-        load: keeps the device busy for a number of seconds.
-        look: runs an action while sampling the sensor.
-
-    Raises:
-        WorkError: the device is lost.
-    """
-    loaded = look(meter.sensor, lambda: load(meter.rise_s + 3 * TELLING_S))
-    if any(sample.reading.lost for sample in (*idle, *loaded)):
-        raise WorkError(f"{meter.device} is lost: it answers no more; reset or reboot it")
-    return judge(idle, past_rise(loaded, meter.rise_s), meter.limit_w)
-
-
-def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | None) -> SelfTest:
-    """Evaluate looks at an idle and at a busy device, each past its rise."""
-    looks = [*idle, *busy]
-    utilization_fault = _utilization_fault(_utilizations(looks, SensorTrust()))
-    polling_fault = _polling_fault(looks, limit_w)
-    counter_fault = _counter_fault(busy, limit_w)
-    offsets = {} if polling_fault or counter_fault else _apart(idle, busy)
-    differences = ", ".join(f"{100 * share:+.1f} % {load}" for load, share in offsets.items())
-    if any(abs(share) > APART for share in offsets.values()):
-        counter_fault = f"the energy counter is off polled power by {differences}"
-    trust = SensorTrust(counter=not counter_fault, polling=not polling_fault, utilization=not utilization_fault)
-    faults = [fault for fault in (polling_fault, counter_fault, utilization_fault) if fault]
-    warnings = [f"{fault}: {_instead(trust)}" for fault in faults if fault != NO_COUNTER and fault != NO_POWER]
-    if utilization_fault:
-        warnings[-1] = f"{utilization_fault}: utilization is left out"
-    if not faults:
-        return SelfTest(trust, f"counter against polling: {differences or 'too short to tell'}")
-    return SelfTest(trust, "; ".join([*faults, _instead(trust)]), tuple(warnings))
-
-
-NO_COUNTER, NO_POWER = "no energy counter", "no polled power"
-
-
-def _instead(trust: SensorTrust) -> str:
-    if trust.counter:
-        return "the energy counter is used"
-    return "polled power is used" if trust.polling else "power is assumed, not measured"
-
-
-def _polling_fault(looks: Sequence[Watched], limit_w: float | None) -> str:
-    powers = [look.reading.power_w for look in looks if look.reading.power_w is not None]
-    if not powers:
-        return NO_POWER
-    if problem := _nonsense(powers, (), limit_w):
-        return f"the power sensor said {problem}"
-    if len(powers) >= ENOUGH and len(set(powers)) == 1:
-        return f"the power sensor says {powers[0]:g} W whether the device is idle or busy"
-    return ""
-
-
-def _counter_fault(busy: Sequence[Watched], limit_w: float | None) -> str:
-    if all(look.energy_j is None for look in busy):
-        return NO_COUNTER
-    counted = _counted(busy)
-    if counted is None:
-        return "the energy counter stands still under load"
-    problem = _nonsense([counted.power_w], (), limit_w)
-    return f"the energy counter said {problem}" if problem else ""
-
-
-def _utilization_fault(shares: Sequence[float]) -> str:
-    if problem := _nonsense((), shares, None):
-        return f"the sensor said {problem}"
-    if len(shares) >= ENOUGH and len(set(shares)) == 1:
-        return f"the sensor says a utilization of {shares[0]:g} whether the device is idle or busy"
-    return ""
-
-
-def _apart(idle: Sequence[Watched], busy: Sequence[Watched]) -> dict[str, float]:
-    """Return counter over polling less 1, over the same time; empty if that was too short."""
-    shares = {}
-    for phase, looks in (("idle", idle), ("under load", busy)):
-        counted = _counted(looks)
-        if counted is None or counted.end_s - counted.begin_s < TELLING_S:
-            continue
-        within = [look.reading.power_w for look in looks if counted.begin_s <= look.at_s <= counted.end_s]
-        polled_w = _mean(within)
-        if polled_w:
-            shares[phase] = counted.power_w / polled_w - 1
-    return shares

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from calibrate.calibration_log import PADDED_SIZES, CalibrationRequest, Log
 from calibrate.device_identity import OF_A_GPU, Probe, require_captured, require_model
-from calibrate.device_opening import Opened, bench_of, opened, settled
+from calibrate.device_opening import FALL_LOAD_S, Opened, bench_of, opened, settled
 from calibrate.fresh_points import CheckedMetric, captured_here, check, has_across
 from calibrate.measurement_bench import Bench, PathsResult
 from calibrate.measurement_plan import (
@@ -39,7 +39,6 @@ from sim.device_profile import Profile
 # The time before the first measurement is guessed, not measured, so that a resumed plan is the same plan: starting
 # processes with torch, contexts, bandwidth, detecting other programs.
 START_S = {"cpu": 8.0, "cuda": 25.0}
-SELF_TEST_S = 4.0  # of a sensor
 AWAKE_BUDGET_S = 120.0  # a smaller budget omits the measurement of clocks that stay up
 FALL_LOOK_S = 10.0
 IDLE_SHARE = 0.02  # share of the budget for each of the two idle measurements
@@ -51,7 +50,7 @@ class CalibrationObserver:
     """Callbacks of a calibration.
 
     Attributes:
-        on_warning: called for other programs on the device and for untrusted sensors, before anything is measured.
+        on_warning: called for other programs on the device, before anything is measured.
         on_plan: called once, with the log, before all measurements except the survey.
         on_progress: called before each step.
     """
@@ -147,9 +146,10 @@ def start_s(kind: str, budget_s: float, *, metered: bool) -> float:
 
     Args:
         kind: kind of the device.
-        metered: whether a sensor measures its power: then it is tested, and idle power is measured twice.
+        metered: whether a sensor measures its power: then idle power is measured twice.
     """
-    looks_s = SELF_TEST_S + 2 * idle_look_s(budget_s) + fall_look_of(kind, budget_s)
+    fall_look_s = fall_look_of(kind, budget_s)
+    looks_s = 2 * idle_look_s(budget_s) + (FALL_LOAD_S + fall_look_s if fall_look_s else 0.0)
     return START_S[kind] + (looks_s if metered else 0.0)
 
 

@@ -238,7 +238,6 @@ class RunDevice:
     Attributes:
         servers: on it, by index.
         period_ns: of its sensor's readings.
-        trusts_counter: whether its energy counter is preferred to its power, integrated.
         unmetered_s: time with a reader that reported neither; it counts no energy.
     """
 
@@ -247,7 +246,6 @@ class RunDevice:
     period_ns: int
     bare_idle_w: float
     context_idle_w: float
-    trusts_counter: bool = True
     busy_s: float = 0.0
     energy_j: float = 0.0
     unmetered_s: float = 0.0
@@ -270,11 +268,11 @@ class RunDevice:
             server.sense(self.period_ns if server.index == self._reader else 0, pids)
 
     def heard(self, sample: Sample) -> None:
-        """Process the reader's next sample: the counter is preferred if it is trusted."""
+        """Process the reader's next sample: its energy counter is preferred to its power, integrated."""
         elapsed_s = max(0, sample.sampled_ns - self._at_ns) / NS_PER_S
         self._at_ns = max(self._at_ns, sample.sampled_ns)
         self.busy_s += (sample.utilization or 0.0) * elapsed_s
-        before_j, self._counter_j = self._counter_j, sample.energy_j if self.trusts_counter else None
+        before_j, self._counter_j = self._counter_j, sample.energy_j
         if self._counter_j is not None and before_j is not None and self._counter_j >= before_j:
             self.energy_j += self._counter_j - before_j
         elif sample.power_w is not None:  # also if the counter restarted: its driver was loaded again
@@ -310,7 +308,6 @@ def devices_of(servers: Sequence[HardwareServer]) -> list[RunDevice]:
             round(min(servers[index].sensor_period_s for index in indexes) * NS_PER_S),
             servers[indexes[0]].bare_idle_w,
             servers[indexes[0]].context_idle_w,
-            all(servers[index].trusts_counter for index in indexes),
         )
         for indexes in members.values()
     ]

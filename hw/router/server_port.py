@@ -76,7 +76,6 @@ class HardwareServer:
     record.
 
     Attributes:
-        trusts_counter: whether the device's energy counter may be used, if it has one.
         sensor_period_s: of the device's sensor's readings.
         machine: that it is on, if that is not the router's.
         host: the machine's name, if the cluster has several; to an operator it means all servers there.
@@ -88,7 +87,6 @@ class HardwareServer:
     params: GreedyParams
     bare_idle_w: float
     context_idle_w: float
-    trusts_counter: bool = True
     sensor_period_s: float = 0.1
     machine: str = ""
     host: str = ""

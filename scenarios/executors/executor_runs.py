@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.power_meter import SensorTrust
 from hw.device_settings import DeviceSpec
 from hw.networks.datasets import Dataset
 from hw.networks.network_files import ModelFile
@@ -76,7 +75,6 @@ def hardware_servers(world: World) -> list[HardwareServer]:
             params=spec.params,
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,
-            trusts_counter=SensorTrust.stamped(profile.device.stamps).counter,
             sensor_period_s=profile.sensor.period_s,
             captured=profile.execution.get("captured", ""),
         )

@@ -1,4 +1,4 @@
-"""A sensor is not believed: means past the rise, counter against polling, and sensors that lie, on simulated boards."""
+"""Mean power past the rise: the counter before polling, nonsense and lost devices, on simulated boards."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import math
 import time  # noqa: TID251 - a thread looks in real time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 
 import pytest
 
 from calibrate.device_identity import rise_s
 from calibrate.power_meter import (
-    APART,
     DETAILS_PERIOD_S,
     FLAT_LOOK_S,
     MAX_FALL_S,
     Meter,
-    SelfTest,
-    SensorTrust,
     Watched,
     fall_s,
     mean_power,
     sampled,
-    self_test,
     wait_until_flat,
 )
 from hw.telemetry import NvmlSensor, Reading, Sensor
@@ -41,12 +36,10 @@ def looks(powers_w: list[float | None], energies_j: list[float | None]) -> list[
 
 
 def test_the_counter_is_preferred_to_polling() -> None:
-    """Joules over seconds, after the rise; not where it is not trusted."""
+    """Joules over seconds, after the rise."""
     seen = looks([0.0, 1.0, 1.0, 1.0], [0.0, 500.0, 600.0, 700.0])
     power = mean_power(seen, 1.0)
     assert (power.power_w, power.provenance, power.utilization) == (100.0, Provenance.MEASURED, 0.5)
-    distrusted = mean_power(seen, 1.0, SensorTrust(counter=False))
-    assert (distrusted.power_w, distrusted.provenance) == (1.0, Provenance.POLLED)
 
 
 def test_polling_drops_the_rise() -> None:
@@ -72,16 +65,14 @@ def test_nonsense_ends_a_measurement(nonsense_w: float) -> None:
     """Not a number, negative, or above three times the limit: the message names device, value and remedy."""
     seen = looks([100.0, 100.0, nonsense_w, 100.0], [None] * 4)
     with pytest.raises(WorkError, match=r"cuda:0: its sensor said .*W at a limit of 500 W.*nonsense; load its driver"):
-        mean_power(seen, 1.0, SensorTrust(), "cuda:0", 500.0)
+        mean_power(seen, 1.0, "cuda:0", 500.0)
     assert mean_power(looks([100.0, 100.0, 1499.0], [None] * 3), 1.0, limit_w=500.0).power_w == 799.5
 
 
 def test_a_utilization_above_one_ends_a_measurement() -> None:
-    """Unless the self-test has already set utilization aside."""
     seen = [replace(look, reading=replace(look.reading, utilization=1.5)) for look in looks([9.0] * 3, [None] * 3)]
     with pytest.raises(WorkError, match=r"utilization of 1\.5"):
         mean_power(seen, 1.0)
-    assert mean_power(seen, 1.0, SensorTrust(utilization=False)).utilization is None
 
 
 # ------------------------------------------------------------------------------------------------- simulated boards
@@ -99,115 +90,36 @@ class Rig:
         sensor = NvmlSensor(FakeNvml(nvml_device), Handle(nvml_device), nvml_device.now_ns)
         return cls(nvml_device, Meter("cuda:0", sensor, nvml_device.limit_w, rise_s(sensor)))
 
-    def test(self) -> SelfTest:
-        """The self-test; the load is the board's."""
-
-        def load(seconds: float) -> float:
-            self.nvml_device.load = 0.8
-            return seconds
-
-        def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
-            seconds = act()
-            assert isinstance(seconds, float)
-            return seen_over(self.nvml_device, sensor, seconds, 0.01)
-
-        return self_test(self.meter, seen_over(self.nvml_device, self.meter.sensor, 1.5, 0.01), load, look)
+    def seen(self, seconds: float = 3.0) -> list[Watched]:
+        """Closely spaced looks under the board's present load."""
+        return seen_over(self.nvml_device, self.meter.sensor, seconds, 0.01)
 
 
-@pytest.mark.parametrize("make", [VOLTA, TURING, AMPERE, HOPPER])
-def test_an_honest_board_passes_the_self_test(make: Make) -> None:
-    """Counter and polling agree although one goes in steps and the other lags: no architecture is flagged."""
-    tested = Rig.of(FakeNvmlDevice(make, rise_s=0.1)).test()
-    assert tested.trust == SensorTrust()
-    assert tested.text.startswith("counter against polling: ")
-    assert "idle" in tested.text
-    assert "under load" in tested.text
-    assert not tested.warnings
+def test_a_counter_that_stands_still_gives_way_to_polled_power() -> None:
+    rig = Rig.of(FakeNvmlDevice(TURING, counts=False))
+    power = rig.meter.mean(rig.seen(), rig.meter.rise_s)
+    assert power.provenance == Provenance.POLLED
+    assert power.power_w == pytest.approx(rig.nvml_device.idle_w, rel=0.01)
 
 
-@pytest.mark.parametrize("factor, trusted", [(1.02, True), (0.98, True), (1.06, False), (0.9, False), (1.5, False)])
-def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted: bool) -> None:
-    """More than 3 % apart: flagged with the metric, and polling is used from then on."""
-    rig = Rig.of(FakeNvmlDevice(TURING, counter_factor=factor))
-    tested = rig.test()
-    assert tested.trust == SensorTrust(counter=trusted)
-    assert bool(tested.warnings) != trusted
-    meter = replace(rig.meter, trust=tested.trust)
-    power = meter.mean(seen_over(rig.nvml_device, meter.sensor, 3.0), meter.rise_s)
-    true_w = rig.nvml_device.idle_w + 0.8 * (rig.nvml_device.busy_w - rig.nvml_device.idle_w)
-    if not trusted:
-        off = f"{100 * (factor - 1):+.0f}"[:-1]
-        assert off in tested.text
-        assert power.provenance == Provenance.POLLED
-    assert power.power_w == pytest.approx(true_w, rel=APART)
-
-
-@pytest.mark.parametrize("counter, polling, utilization", list(product((True, False), repeat=3)))
-def test_trust_survives_a_profiles_stamps(counter: bool, polling: bool, utilization: bool) -> None:
-    """Whatever was trusted; a device that nobody tested is believed."""
-    trust = SensorTrust(counter=counter, polling=polling, utilization=utilization)
-    assert SensorTrust.stamped(trust.stamps()) == trust
-    assert SensorTrust.stamped({"driver": "999.10"}) == SensorTrust()
-
-
-@pytest.mark.parametrize(
-    "board, trust, words, is_warned",
-    [
-        (FakeNvmlDevice(MAXWELL), SensorTrust(counter=False), "no energy counter; polled power is used", False),
-        (
-            FakeNvmlDevice(HOPPER, stuck_w=42.0),
-            SensorTrust(polling=False),
-            "the power sensor says 42 W whether the device is idle or busy; the energy counter is used",
-            True,
-        ),
-        (
-            FakeNvmlDevice(MAXWELL, stuck_w=42.0),
-            SensorTrust(counter=False, polling=False),
-            "whether the device is idle or busy; no energy counter; power is assumed, not measured",
-            True,
-        ),
-        (
-            FakeNvmlDevice(TURING, counter_factor=0.0),
-            SensorTrust(counter=False),
-            "the energy counter stands still under load; polled power is used",
-            True,
-        ),
-        (
-            FakeNvmlDevice(HOPPER, power_mw=lambda _: 4294967295),  # an unsigned -1
-            SensorTrust(polling=False),
-            "the power sensor said 4.29497e+06 W at a limit of 500 W, which is nonsense; the energy counter is used",
-            True,
-        ),
-    ],
-)
-def test_a_sensor_that_lacks_or_lies_is_not_used(
-    nvml_device: FakeNvmlDevice, trust: SensorTrust, words: str, is_warned: bool
-) -> None:
-    """What is told is used in its place; a board that has no counter is no broken one."""
-    tested = Rig.of(nvml_device).test()
-    assert tested.trust == trust
-    assert tested.text.endswith(words)
-    assert bool(tested.warnings) == is_warned
-
-
-def test_a_utilization_that_never_changes_is_left_out() -> None:
-    """Whatever it says; power is not concerned."""
-    for percent in (0.0, 100.0, 250.0):
-        tested = Rig.of(FakeNvmlDevice(HOPPER, utilization_pct=lambda _, always=percent: always)).test()  # type: ignore[misc]
-        assert tested.trust == SensorTrust(utilization=False)
-        assert tested.warnings[0].endswith("utilization is left out")
+def test_nonsense_of_polled_power_matters_without_a_counter_only() -> None:
+    """An unsigned -1: the counter is used if there is one; otherwise the measurement ends."""
+    rig = Rig.of(FakeNvmlDevice(HOPPER, power_mw=lambda _: 4294967295))
+    power = rig.meter.mean(rig.seen(), rig.meter.rise_s)
+    assert power.provenance == Provenance.MEASURED
+    assert power.power_w == pytest.approx(rig.nvml_device.idle_w, rel=0.01)
+    rig = Rig.of(FakeNvmlDevice(MAXWELL, power_mw=lambda _: 4294967295))
+    with pytest.raises(WorkError, match=r"said 4\.29497e\+06 W at a limit of 500 W, which is nonsense"):
+        rig.meter.mean(rig.seen(), rig.meter.rise_s)
 
 
 def test_a_device_that_is_lost_is_named() -> None:
-    """In the self-test, and in a measurement."""
     rig = Rig.of(FakeNvmlDevice())
     seen = seen_over(rig.nvml_device, rig.meter.sensor, 1.0)
     rig.nvml_device.lost = True
     lost = seen_over(rig.nvml_device, rig.meter.sensor, 1.0)
     with pytest.raises(WorkError, match="cuda:0 is lost"):
         rig.meter.mean([*seen, *lost], 0.5)
-    with pytest.raises(WorkError, match="cuda:0 is lost"):
-        rig.test()
 
 
 @pytest.mark.parametrize("make", [MAXWELL, VOLTA, TURING, AMPERE, HOPPER])

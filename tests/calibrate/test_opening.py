@@ -1,25 +1,24 @@
-"""Before the first measurement: idle is looked at past the rise, and the sensor that is tested is the bench's own."""
+"""Before the first measurement: idle is looked at past the rise; what a log must match to be continued."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calibrate.calibration_log import CalibrationRequest
 from calibrate.device_identity import Probe, rise_s
-from calibrate.device_opening import idle_looks, sensor_test
-from calibrate.power_meter import Meter, SensorTrust, Watched
+from calibrate.device_opening import idle_looks
+from calibrate.power_meter import Meter, Watched
 from calibrate.session import log_stamp
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
-from hw.telemetry import NvmlSensor, Reading, Sensor
+from hw.telemetry import NvmlSensor, Sensor
 from hw.transport.messages import Point
-from policies.vocabulary import Provenance
 from sim.device_profile import DeviceInfo
-from tests.calibrate.fake import facts, model_costs
+from tests.calibrate.fake import model_costs
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeNvml, FakeNvmlDevice, Handle, Make, seen_over
 
 POINT = Point(1, 1.0, 0.0, 1)
@@ -43,47 +42,6 @@ def test_idle_after_a_load_is_idle(make: Make) -> None:
     looks = idle_looks(meter, 0.5, meter.rise_s, pause=lambda seconds: seconds, look=look)
     assert looks[-1].at_s - looks[0].at_s == pytest.approx(0.5, abs=0.05)
     assert meter.mean(looks, 0.0).power_w == pytest.approx(nvml_device.idle_w, rel=0.02)
-
-
-@dataclass
-class Package:
-    """A processor whose power is measured: its sensor tells the share of the processes that it was given, no others."""
-
-    own: bool
-    now_s: float = 0.0
-    busy: bool = False
-
-    def looks(self, seconds: float) -> list[Watched]:
-        """Ten a second; the counter and the power follow the load, utilization the processes."""
-        found = []
-        for _ in range(round(10 * seconds)):
-            self.now_s += 0.1
-            power_w = (90.0 if self.busy else 30.0) + 0.01 * self.now_s
-            share = 0.9 + 0.001 * self.now_s if self.own and self.busy else 0.0
-            provenance = dict.fromkeys(("power_w", "utilization"), Provenance.MEASURED)
-            found.append(Watched(self.now_s, Reading(power_w, share, None, provenance), None))
-        return found
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_the_benchs_own_sensor_is_tested(own: bool) -> None:
-    """A sensor that knows the processes passes; one that was given none says 0 for ever and is left out."""
-
-    def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
-        assert isinstance(sensor, Package)
-        seconds = act()
-        assert isinstance(seconds, float)
-        return sensor.looks(seconds)
-
-    def load(seconds: float) -> float:
-        package.busy = True
-        return seconds
-
-    package = Package(own)
-    meter = Meter("cpu", package)  # type: ignore[arg-type]  # looked at by `look` alone
-    tested = sensor_test(meter, Probe(facts().info, metered=True), package.looks(1.0), load, look)
-    assert tested.trust == SensorTrust(counter=False, utilization=own)
-    assert bool(tested.warnings) != own
 
 
 def wanted(seed: int) -> CalibrationRequest:

@@ -52,10 +52,8 @@ class FakeNvmlDevice:
         part_time: the counter knows only what its sensor saw, the last 25 of each 100 ms (arXiv 2312.02741).
         refused: an NVML function or constant of a field, and the error code that it gives.
         enforced_w: the limit that clips, where it is another than the one that was set.
-        counter_factor: how wrong the energy counter is.
-        stuck_w: a power that is read for ever, whatever is drawn.
+        counts: False if the energy counter stands still.
         power_mw: what a power reading makes of the milliwatts that it would show.
-        utilization_pct: likewise of the per cent that it would show.
         used_pct: what each process that computes now has of the multiprocessors' time.
     """
 
@@ -69,15 +67,13 @@ class FakeNvmlDevice:
     compute_mode: int = 0
     rise_s: float = 0.05
     mig: bool = False
-    counter_factor: float = 1.0
-    stuck_w: float | None = None
+    counts: bool = True
     awake_w: float | None = None
     fall_s: float = 0.0
     call_s: float = 0.0
     part_time: bool = False
     refused: dict[str, int] = field(default_factory=dict)
     power_mw: Callable[[float], float] = lambda milliwatts: milliwatts
-    utilization_pct: Callable[[float], float] = lambda percent: percent
     processes: list[int] = field(default_factory=list)
     process_bytes: dict[int, int | None] = field(default_factory=dict)
     of_mps: list[Any] = field(default_factory=list)
@@ -127,7 +123,7 @@ class FakeNvmlDevice:
 
     def mean_w(self, window_s: float) -> float:
         """Of the last whole window before the last renewal of the reading."""
-        return self.stuck_w if self.stuck_w is not None else self._mean(self._energy_j, window_s)
+        return self._mean(self._energy_j, window_s)
 
     def busy_share(self) -> float:
         return self._mean(self._busy_s, 1.0)
@@ -136,7 +132,7 @@ class FakeNvmlDevice:
         assert self.make.counter_period_s is not None
         at = self._renewed(self.make.counter_period_s)
         counted_j = self._part_time_j(at) if self.part_time else self._energy_j[at]
-        return int(max(0.0, counted_j - self._counted_from_j) * 1000 * self.counter_factor)
+        return int(max(0.0, counted_j - self._counted_from_j) * 1000 * self.counts)
 
     def _part_time_j(self, at: int) -> float:
         """As if each 100 ms had been like their last 25."""
@@ -307,7 +303,7 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
         supported = handle.instance is None and not handle.nvml_device.mig
         nvml_device = self._require(handle, "nvmlDeviceGetUtilizationRates", supported)
-        return SimpleNamespace(gpu=nvml_device.utilization_pct(round(100 * nvml_device.busy_share())), memory=5)
+        return SimpleNamespace(gpu=round(100 * nvml_device.busy_share()), memory=5)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any:
         used = self._require(handle, "nvmlDeviceGetMemoryInfo").vram_used_bytes

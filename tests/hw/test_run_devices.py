@@ -40,8 +40,8 @@ def settle(device: RunDevice, servers: list[Server], now_ns: int) -> list[int]:
     return [server.index for server in servers if server.is_up and server.told and server.told[-1][0]]
 
 
-def shared(trusts_counter: bool = True) -> tuple[RunDevice, list[Server]]:
-    return RunDevice("both", (0, 1), PERIOD_NS, 5.0, 10.0, trusts_counter), [Server(0), Server(1)]
+def shared() -> tuple[RunDevice, list[Server]]:
+    return RunDevice("both", (0, 1), PERIOD_NS, 5.0, 10.0), [Server(0), Server(1)]
 
 
 def sample(at_s: float, power_w: float = 40.0, energy_j: float | None = None) -> Sample:
@@ -91,14 +91,6 @@ def test_counters_of_two_readers_have_no_common_origin() -> None:
     device.heard(sample(3.0, energy_j=20.0))  # 40 J
     device.heard(sample(4.0, energy_j=29.0))
     assert device.energy_j == pytest.approx(40 + 7 + 40 + 9)
-
-
-def test_a_counter_that_calibration_distrusts_is_not_used() -> None:
-    device, servers = shared(trusts_counter=False)
-    settle(device, servers, 0)
-    for second in range(1, 5):
-        device.heard(sample(second, energy_j=1000.0 * second))
-    assert device.energy_j == pytest.approx(160.0)
 
 
 def test_a_counter_that_begins_anew_takes_nothing_away() -> None:

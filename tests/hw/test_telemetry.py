@@ -165,7 +165,7 @@ def test_a_refused_field_is_absent_and_the_others_work(field: str, functions: tu
 
 
 @pytest.mark.parametrize(
-    "board, library, field, told",
+    "nvml_device, library, field, told",
     [
         (
             {"refused": {"NVML_FI_DEV_POWER_INSTANT": pynvml.NVML_ERROR_NOT_SUPPORTED}},

@@ -441,7 +441,6 @@ API Error cuDriverGetVersion(int* out) { *out = 13000; return 0; }
 API Error cuGetErrorString(Error, const char** out) { *out = "nullcuda"; return 0; }
 
 struct NvmlMemory { unsigned long long total, free, used; };
-static unsigned power_mw() { return 120000 + unsigned(now_ns() / 1000 % 500); }  // a sensor that never moves is distrusted
 API Error nvmlInit_v2() { return 0; }
 API Error nvmlInitWithFlags(unsigned) { return 0; }
 API Error nvmlShutdown() { return 0; }
@@ -458,7 +457,7 @@ API Error nvmlDeviceGetMemoryInfo(Handle, NvmlMemory* out) {  // of this process
     return 0;
 }
 API Error nvmlDeviceGetComputeRunningProcesses_v3(Handle, unsigned* n, void*) { *n = 0; return 0; }
-API Error nvmlDeviceGetPowerUsage(Handle, unsigned* out) { *out = power_mw(); return 0; }
+API Error nvmlDeviceGetPowerUsage(Handle, unsigned* out) { *out = 120000; return 0; }
 API Error nvmlDeviceGetTotalEnergyConsumption(Handle, unsigned long long* out) {
     *out = static_cast<unsigned long long>(now_ns() / 1000000) * 120;
     return 0;

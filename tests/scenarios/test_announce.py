@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from calibrate.calibration_log import Log
+from calibrate.device_opening import FALL_LOAD_S
 from calibrate.measurement_bench import TimesResult
 from calibrate.measurement_plan import CalibrationPlan, Extras, PlannedStep, full_grid, make_plan
-from calibrate.session import SELF_TEST_S, START_S, fall_look_of, idle_look_s
+from calibrate.session import START_S, fall_look_of, idle_look_s
 from kit.errors import InputError
 from scenarios.executors.device_calibration import SENSIBLE_STEP_S, announcement, require_budget, span
 from tests.calibrate.fake import all_keys
@@ -74,7 +75,9 @@ def test_a_budget_for_nothing_is_refused_with_a_sensible_one(log: Log, kind: str
     sensible_s = float(refused.value.problem.split("give ")[1].split("s")[0])
 
     def left_s(budget_s: float) -> float:
-        return budget_s - START_S[kind] - SELF_TEST_S - 2 * idle_look_s(budget_s) - fall_look_of(kind, budget_s)
+        fall_look_s = fall_look_of(kind, budget_s)
+        fall_s = fall_look_s + FALL_LOAD_S if fall_look_s else 0.0
+        return budget_s - START_S[kind] - 2 * idle_look_s(budget_s) - fall_s
 
     assert left_s(sensible_s) >= needed_s > left_s(sensible_s - SENSIBLE_STEP_S)
     require_budget(slow, log, sensible_s, "--budget", "", kind)

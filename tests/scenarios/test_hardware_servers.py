@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.power_meter import SensorTrust
 from hw.device_settings import DeviceSpec
 from hw.router.server_port import HardwareServer
 from scenarios.executors.executor_runs import hardware_servers, on_own_cores, warm_batches
@@ -17,14 +16,13 @@ from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 
 def test_sensors_are_what_profiles_say(tmp_path: Path) -> None:
-    """A counter is trusted where calibration trusts it or nobody tested it; each is read with its own period."""
+    """Each is read with its profile's period."""
     path = write_scenario(tmp_path)
-    device = {"kind": "cuda", "name": "g", "vram_bytes": 2**33, "stamps": SensorTrust(counter=False).stamps()}
-    slow = worlds.profile("slow", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=0.5, device=device)
+    slow = worlds.profile("slow", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=0.5)
     slow = slow.model_copy(update={"sensor": slow.sensor.model_copy(update={"period_s": 0.5})})
     (tmp_path / "slow.yaml").write_text(slow.to_yaml())
     servers = hardware_servers(load_world(path))
-    assert [(server.name, server.trusts_counter) for server in servers] == [("fast", True), ("slow", False)]
+    assert [server.name for server in servers] == ["fast", "slow"]
     assert {server.context_idle_w for server in servers} == {slow.power.context_idle_w}
     assert [server.sensor_period_s for server in servers] == [0.05, 0.5]
 
