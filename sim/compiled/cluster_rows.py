@@ -345,7 +345,7 @@ class Shape:
         p.server_size = p.readings_at + p.readings * Reading.size
         p.members_at = MicroBatch.size + p.moves * Move.size
         p.member_size = Member.size if p.max_batching_delay_ns else Member.offsets["batching_delays"]
-        p.micro_batch_size = p.members_at + p.micro_batch_size * p.member_size
+        p.micro_batch_stride = p.members_at + p.micro_batch_size * p.member_size
         trace = Trace.size + p.segments * (2 + Stages.size) if keeps else 0
         p.request_size = Request.size + trace
         p.margin = margin(program)
@@ -371,7 +371,7 @@ class Shape:
             "credits_at": self.most_credits * Credit.size,
             "instances_at": instances * Instance.size,
             "requests_at": requests * p.request_size,
-            "micro_batches_at": micro_batches * p.micro_batch_size,
+            "micro_batches_at": micro_batches * p.micro_batch_stride,
             "messages_at": messages * Message.size,
         }
         self.size = Cluster.size
@@ -411,7 +411,7 @@ class Shape:
         c.free_request = _link(row[at + offset :: p.request_size], requests, self.requests, c.free_request)
         at, offset = p.micro_batches_at, MicroBatch.offsets["next"]
         c.free_micro_batch = _link(
-            row[at + offset :: p.micro_batch_size], micro_batches, self.micro_batches, c.free_micro_batch
+            row[at + offset :: p.micro_batch_stride], micro_batches, self.micro_batches, c.free_micro_batch
         )
         at, offset = p.messages_at, Message.offsets["next"]
         links = row[at + offset : at + self.messages * Message.size : Message.size]

@@ -168,7 +168,7 @@ def instance_at(c: Cluster, p: Parameters, slot: int) -> Instance:
 @kernel
 def micro_batch_at(c: Cluster, p: Parameters, slot: int) -> MicroBatch:
     """Return a micro-batch; its moves follow."""
-    return MicroBatch(c, p.micro_batches_at + slot * p.micro_batch_size)
+    return MicroBatch(c, p.micro_batches_at + slot * p.micro_batch_stride)
 
 
 @kernel

@@ -425,7 +425,7 @@ class Parameters(Record):
     samples = up_at = looked_at = freed_at = uplinks = observed_at = powers_at = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
-    devices_at = media_at = micro_batches_at = micro_batches = micro_batch_size = members_at = batch_queues_at = (
+    devices_at = media_at = micro_batches_at = micro_batches = micro_batch_stride = members_at = batch_queues_at = (
         faults_at
     ) = faults = INT
     batching_delay_rule_at = credits_at = candidates_at = parts_at = instances_at = instances = requests_at = (
