@@ -76,7 +76,7 @@ def problem_with(batching_delays_s: Sequence[float], limit_s: float) -> str | No
     if list(batching_delays_s) != sorted(set(batching_delays_s)) or not all(
         isfinite(seconds * NS_PER_S) and seconds * NS_PER_S >= 1 for seconds in batching_delays_s
     ):
-        return f"{list(batching_delays_s)} must ascend, each a nanosecond or longer; or leave it empty, to hold nobody"
+        return f"{list(batching_delays_s)} must ascend, each a nanosecond or longer; or leave it empty, to delay nobody"
     if not batching_delays_s or batching_delays_s[-1] <= limit_s:
         return None
     if limit_s == 0:

@@ -225,7 +225,7 @@ def batching_delay_problem(batching_delay: BatchingDelay, view: ClusterView, mos
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:
     """Return what is wrong with a choice for a view, and what is expected; None if it is valid."""
     if not isinstance(choice, Choice):
-        return "allowed is a policies.vocabulary.Choice(server, width, micro-batch size)"
+        return "allowed is a policies.vocabulary.Choice(server, width, micro_batch_size)"
     if type(choice.server) is not int or type(choice.width) is not float or type(choice.micro_batch_size) is not int:
         kinds = ", ".join(type(part).__name__ for part in (choice.server, choice.width, choice.micro_batch_size))
         return f"allowed are Python's int, float and int for server, width and micro-batch size, not {kinds}"

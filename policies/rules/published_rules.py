@@ -222,7 +222,7 @@ SLACK_BUCKETS: Final = 16
 class SlackFit:
     """After SuperServe (Khare et al. 2025, SlackFit): the micro-batch's slack picks a bucket of expected latency.
 
-    The choices (width, micro-batch size) of the placed server are put into evenly spaced buckets of their expected
+    The choices (width, micro_batch_size) of the placed server are put into evenly spaced buckets of their expected
     latency. The last bucket that fits the slack completely is taken, or the first if none does; in it, the largest
     micro-batch, then the widest width. So a long slack allows width if the queue is short, and batching if it is long.
 

@@ -28,12 +28,12 @@ CLUSTERS: Final = (
     "links: [[10gbe], [{latency_s: 1e-5, bandwidth_bytes_s: 1e9}]]\n"
 )
 RULES: Final = {
-    "ladder": "schema: slimsched.rule/1\nkind: ladder\nplacement: sticky\ngroup: 4\n"
+    "ladder": "schema: slimsched.rule/1\nkind: ladder\nplacement: sticky\nmicro_batch_size: 4\n"
     "rungs: [[1.0, 1.0], [1.0, 0.5], [0.5, 0.5]]\nthresholds: [4, 16.5]\nmade_by: {command: by hand, seed: 7}\n",
-    "fixed": "schema: slimsched.rule/1\nkind: fixed\nplacement: jsq\ngroup: largest\ntuple: [0.5, 1.0]\n",
-    "infaas": "schema: slimsched.rule/1\nkind: infaas\nplacement: sticky\ngroup: largest\n"
+    "fixed": "schema: slimsched.rule/1\nkind: fixed\nplacement: jsq\nmicro_batch_size: largest\ntuple: [0.5, 1.0]\n",
+    "infaas": "schema: slimsched.rule/1\nkind: infaas\nplacement: sticky\nmicro_batch_size: largest\n"
     "floor: 0.7\ntarget_s: 0.02\nup: 0.04\ndown: 0.46\n",
-    "compass": "schema: slimsched.rule/1\nkind: compass\ngroup: largest\nnumbers: {level: -5.5, rise: 1.2}\n",
+    "compass": "schema: slimsched.rule/1\nkind: compass\nmicro_batch_size: largest\nnumbers: {level: -5.5, rise: 1.2}\n",
 }
 
 

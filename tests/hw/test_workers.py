@@ -77,7 +77,7 @@ from policies.greedy_scheduler import GreedyParams
 from policies.vocabulary import IMAGE, NS_PER_S, MicroBatch, WorkKey
 from tests.hw.worlds import TINY, device, params
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.workers
 
 WAIT_S = 60.0
 ARENA_BYTES = 1 << 20

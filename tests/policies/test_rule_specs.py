@@ -142,7 +142,7 @@ def test_what_is_left_out_is_the_default() -> None:
         (
             {"tuple": [1, 1, 1, 1]},
             "tuple",
-            ["unknown key; known: control, group, hold, hysteresis, made_by"],
+            ["unknown key; known: batching_delay, control, hysteresis, made_by"],
         ),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
@@ -161,7 +161,7 @@ def test_what_is_left_out_is_the_default() -> None:
         (
             {"kind": "milp", "rungs": None, "thresholds": None},
             "placement",
-            ["unknown key; known: clear_s, group"],
+            ["unknown key; known: batching_delay, clear_s, headroom"],
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_waits_are_within_the_limit() -> None:
     """What is wrong is told with what to do."""
     config = context().config
     with pytest.raises(
-        InputError, match=r"batching_delays_s: .*nobody may be held; set router.max_batching_delay_s above 0"
+        InputError, match=r"batching_delays_s: .*nobody may be delayed; set router.max_batching_delay_s above 0"
     ):
         Waits.within((0.01,), config)
     limited = replace(config, max_batching_delay_ns=10_000_000)

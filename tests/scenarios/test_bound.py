@@ -289,7 +289,7 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
     energies = re.search(r"spend less than (\S+) J/image above idle, or (\S+) with it", told)
     assert energies
     assert all(len(each.lstrip("0.").replace(".", "")) >= 3 for each in energies.groups())
-    flash = "{kind: flash, rate_img_s: 200, factor: 8, at_s: 0.5, rise_s: 0, hold_s: 0.2, fall_s: 0}"
+    flash = "{kind: flash, rate_img_s: 200, factor: 8, at_s: 0.5, rise_s: 0, peak_s: 0.2, fall_s: 0}"
     moving = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
     assert main(["bound", str(moving), "--set", "slo.floor=0.8"]) == 0
     told = capsys.readouterr().out
@@ -326,7 +326,7 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
     most_img_s = FluidModel(world).capacity_img_s()
     assert overload_of(at_rate(world, 0.99 * most_img_s)) is None
     assert f"no router can carry more than {most_img_s:.4g}" in (overload_of(at_rate(world, 1.01 * most_img_s)) or "")
-    flash = "{kind: flash, rate_img_s: 3000, factor: 9, at_s: 0, hold_s: 1}"
+    flash = "{kind: flash, rate_img_s: 3000, factor: 9, at_s: 0, peak_s: 1}"
     short = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
     short.write_text(short.read_text().replace("duration_s: 1", "duration_s: 0.2"))
     loud = load_world(short)

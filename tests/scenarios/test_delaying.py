@@ -38,7 +38,7 @@ def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int]
 
 
 def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
-    """Written, read back, and no longer the same run, but where nobody may be held."""
+    """Written, read back, and no longer the same run, but where nobody may be delayed."""
     rule, ladder = tmp_path / "held.rule.yaml", tmp_path / "ladder.rule.yaml"
     write_rule(rule, FixedRule(placement="sticky", batching_delay=EAGER))
     write_rule(ladder, LadderRule(batching_delay=EAGER))

@@ -86,7 +86,7 @@ def test_every_key_of_a_document_is_explained_and_no_other(title: str, document:
 
 def test_every_key_of_a_bound_is_explained_and_no_other(tmp_path: Path) -> None:
     """And of its estimate for a load that moves."""
-    flash = "{kind: flash, rate_img_s: 200, at_s: 0.5, rise_s: 0, hold_s: 0.2, fall_s: 0}"
+    flash = "{kind: flash, rate_img_s: 200, at_s: 0.5, rise_s: 0, peak_s: 0.2, fall_s: 0}"
     scenario, title = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash), "Bound: `slimsched.bound/2`"
     assert main(["bound", str(scenario), "--quiet", "--json", str(tmp_path / "found.json")]) == 0
     found = read_json(tmp_path / "found.json")

@@ -21,7 +21,7 @@ from tests.scenarios.files import write_scenario
 
 POISSON = "{kind: poisson, rate_img_s: 200}"
 CURVE = "{kind: rates, rate_img_s: 2000, file: report.csv, tuning_file: tuning.csv, period_s: 1}"
-FLASH = "{kind: flash, rate_img_s: 1000, factor: 5, at_s: 0.4, rise_s: 0.1, hold_s: 0.2, fall_s: 0.1}"
+FLASH = "{kind: flash, rate_img_s: 1000, factor: 5, at_s: 0.4, rise_s: 0.1, peak_s: 0.2, fall_s: 0.1}"
 FAULTS = """
 faults:
 - {kind: server_down, server: fast, start_s: 0.2, end_s: 0.5}

@@ -138,7 +138,7 @@ def test_a_step_before_a_reset_says_what_to_do() -> None:
 
 
 def test_an_action_may_be_to_wait() -> None:
-    """A fourth index, masked where nobody may be held; each decision, holds included, gets its credit once."""
+    """A fourth index, masked where nobody may be delayed; each decision, holds included, gets its credit once."""
     spec = worlds.cluster(router={"max_batching_delay_ns": 20_000_000})
     run = worlds.run(spec, worlds.poisson_s(300, 1.0), 1.0, detail=False)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002, 0.01))
@@ -161,7 +161,7 @@ def test_an_action_may_be_to_wait() -> None:
     assert len(lost) < 0.1 * len(decisions)
     env.reset(seed=0)
     with pytest.raises(
-        ValueError, match=r"\(server, width index, micro-batch size index, hold\), .* below \(3, 4, 6, 3\)"
+        ValueError, match=r"\(server, width index, micro-batch size index, batching_delay\), .* below \(3, 4, 6, 3\)"
     ):
         env.step(np.array([0, 0, 0]))
 

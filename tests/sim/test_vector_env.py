@@ -152,7 +152,7 @@ def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], e
 
 @pytest.mark.parametrize("make", [patient, patient_and_broken, plain])
 def test_waits_are_the_single_environments(make: Callable[[], Any]) -> None:
-    """A fourth index holds, or is replaced where nobody may be held; where the limit is 0 nobody ever may."""
+    """A fourth index holds, or is replaced where nobody may be delayed; where the limit is 0 nobody ever may."""
     batching_delays_s = () if make is plain else (0.001, 0.01)
     ours, theirs = pair(make(), 3, batching_delays_s)
     assert ours.action_space == theirs.action_space
