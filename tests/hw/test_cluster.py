@@ -304,14 +304,14 @@ if __name__ == "__main__":  # workers read this file, too
     from hw.router.local_cluster import HardwareCluster
     from hw.router.run_requests import ServedNetwork
     from hw.router.server_port import HardwareServer
-    from policies.greedy_scheduler import GreedyKnobs
+    from policies.greedy_scheduler import GreedyParams
     from tests.hw.test_emulated_cluster import device, profile
     of = profile()
-    parameters = GreedyKnobs(of.model.widths, {}, 0, 8, 1 << 30)
-    servers = [HardwareServer(f"server{i}", device(of), parameters, 1.0, 2.0) for i in range(2)]
+    params = GreedyParams(of.model.widths, {}, 0, 8, 1 << 30)
+    servers = [HardwareServer(f"server{i}", device(of), params, 1.0, 2.0) for i in range(2)]
     served = ServedNetwork.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
     with HardwareCluster(served, servers) as cluster:
-        print(*[slot.agent.pid for slot in cluster.slots], flush=True)
+        print(*[slot.worker.pid for slot in cluster.slots], flush=True)
         time.sleep(60)
 """
 

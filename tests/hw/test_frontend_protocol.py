@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "Content-Length: found '999999'": (body(), "999999"),
     "JSON is malformed: trailing": (body() + b"x", None),
     "Input data was truncated": (body(), "20"),
-    "outputs: found 'x', allowed are label, scores, widths": (body(outputs=[{"name": "x"}]), None),
+    "outputs: found 'x', allowed are prediction, scores, widths": (body(outputs=[{"name": "x"}]), None),
     "parameters.timeout: found 0": (body(parameters={"timeout": 0}), None),
     "parameters.timeout: found 1000000000000000000000000000": (
         body(parameters={"timeout": 10**308}),
@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
         body(tensor(parameters={"shared_memory_region": "x"})),
         None,
     ),
-    "label.parameters: found 'classification'": (
+    "prediction.parameters: found 'classification'": (
         body(outputs=[{"name": "prediction", "parameters": {"classification": 2}}]),
         None,
     ),

@@ -353,7 +353,7 @@ def test_what_a_rate_asks_of_the_router_by_hand() -> None:
     assert busy_router_of(at_rate(world, 0.89 * full_img_s)) is None
     assert "hardly keeps up" in (busy_router_of(at_rate(world, 0.91 * full_img_s)) or "")
     told = busy_router_of(at_rate(world, 4800.0)) or ""
-    assert "fluid: the router's process can't keep up: 4800 images/s in 2 segments are 300 blocks/s" in told
+    assert "fluid: the router's process can't keep up: 4800 images/s in 2 segments are 300 micro-batches/s" in told
     assert "(32 images); each takes 2800 us to decide and send, and 1880 us to take back (in at least 2 mes" in told
     assert "140 % of its one core" in told
     assert "router.micro_batch_sizes, cluster.greedy.batch_limit" in told

@@ -237,7 +237,7 @@ def test_the_clients_to_copy_are_answered_by_a_routers_file(tmp_path: Path, usua
         asked = clients_to_copy(served.url)
         for command in asked:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-            assert re.search(r"label\W.*widths\W.*1\.0", done.stdout, re.DOTALL), (done.stdout, done.stderr)
+            assert re.search(r"prediction\W.*widths\W.*1\.0", done.stdout, re.DOTALL), (done.stdout, done.stderr)
         code, out, _ = served.end()
     assert (code, out.partition(" images were accepted")[0]) == (0, str(len(asked)))
 

@@ -40,7 +40,7 @@ def test_a_priority_is_the_weighted_sum_of_its_factors() -> None:
 
 
 @pytest.mark.parametrize(
-    "parameters, expected",
+    "params, expected",
     [
         ({"weight_age": 700, "weight_size": 0}, [100, 350, 700]),  # 2, 7 and 15 of 14 days old
         ({"weight_age": 0, "weight_size": 640}, [45, 80, 320]),  # 1, 8 and 32 of 64 GPUs, on 1, 1 and 4 of 8 nodes

@@ -292,7 +292,7 @@ from tests.policies.cluster_views import choice_of, server, view
 router = PPORouter.load(sys.argv[1])
 seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))
 choice = router.choose(seen, np.random.default_rng(0))
-print(choice.server, choice.width, choice.group)
+print(choice.server, choice.width, choice.micro_batch_size)
 assert not IS_ON
 """
     command = [sys.executable, "-c", code, str(tmp_path / "router.safetensors")]
