@@ -33,7 +33,8 @@ RULES: Final = {
     "fixed": "schema: slimsched.rule/1\nkind: fixed\nplacement: jsq\nmicro_batch_size: largest\ntuple: [0.5, 1.0]\n",
     "infaas": "schema: slimsched.rule/1\nkind: infaas\nplacement: sticky\nmicro_batch_size: largest\n"
     "floor: 0.7\ntarget_s: 0.02\nup: 0.04\ndown: 0.46\n",
-    "compass": "schema: slimsched.rule/1\nkind: compass\nmicro_batch_size: largest\nnumbers: {level: -5.5, rise: 1.2}\n",
+    "compass": "schema: slimsched.rule/1\nkind: compass\nmicro_batch_size: largest\n"
+    "numbers: {level: -5.5, rise: 1.2}\n",
 }
 
 

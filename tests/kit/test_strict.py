@@ -161,7 +161,8 @@ ODD = st.sampled_from([*WORDS, *MARKS, *(f"'{word}'" for word in WORDS)])
 TEXTS_OF = {
     "scenario": SCENARIO,
     "profile": profile_text("toy", 1.0),
-    "rule": "schema: slimsched.rule/1\nkind: ladder\nplacement: sticky\nmicro_batch_size: largest\nrungs: [[1, 1], [0.5, 1]]\n"
+    "rule": "schema: slimsched.rule/1\nkind: ladder\nplacement: sticky\nmicro_batch_size: largest\n"
+    "rungs: [[1, 1], [0.5, 1]]\n"
     "thresholds: [24]\nmade_by: {command: slimsched tune, seed: 7}\n",
 }
 

@@ -621,9 +621,7 @@ def test_a_users_hold_that_is_none_is_one_line(seen: ClusterView, batching_delay
 def test_a_users_rule_of_holds_is_checked(rule: Any) -> None:
     """One whole number a segment; a right one is the core's."""
     users = SimpleNamespace(choose=lambda view, rng: None, batching_delay=rule)
-    with pytest.raises(
-        WorkError, match=r"m:C: batching_delay is .*; expected is a policies\.vocabulary\.BatchingDelayRule"
-    ):
+    with pytest.raises(WorkError, match=r"m:C: batching_delay is .*; expected is a policies\.vocab"):
         batching_delay_rule_of(CheckedRouter("m:C", users, context().config))
     fine = BatchingDelayRule((4,) * 4, (100,) * 4)
     users = SimpleNamespace(choose=lambda view, rng: None, batching_delay=fine)
