@@ -90,8 +90,9 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
     assert said[0].startswith("devices: ")
     told = [line for line in said[1:] if "skipped" not in line and "images/s arrive" not in line]
     assert told[0] == "validate: begins"
-    assert re.match(r"validate: in runs of \d+ images chance moves the p99 of \w+ by \+-\d+ %", told[1])
-    assert len(told) == 2
+    advice = r"validate: in runs of \d+ images chance moves the p99 of \w+ by \+-\d+ %"  # unless it is narrow
+    assert len(told) <= 2
+    assert all(re.match(advice, line) for line in told[1:])
     pairs = read_json(job.folder / "validation.json")["pairs"]
     assert [pair["router"] for pair in pairs] == ["random", "ppo"]
     for pair in pairs:

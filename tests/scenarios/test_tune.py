@@ -109,7 +109,7 @@ def test_classes_of_requests_keep_their_floors_each(tmp_path: Path, kind: str) -
         tuples = [world.accuracy.prior(found.spec.tuples[name]) for name in ("gold", "tin")]
         assert [0.0 <= of - floor < 0.02 for of, floor in zip(tuples, params.class_floors, strict=True)] == [True, True]
     elif kind == "slackfit":
-        assert lacking(scores, params) <= 0.0
+        assert lacking(scores, params) <= 0.02  # points: a step of its target
     else:
         assert found.spec.control == ControlSpec(p99_limit_s=0.0)  # type: ignore[attr-defined]
         assert reached[0] > reached[1]  # so short a run tells little of floors
