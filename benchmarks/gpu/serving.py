@@ -107,7 +107,7 @@ def served(
     """Serve a load at full width on any server, to its end; `correct` is agreement with these labels.
 
     Args:
-        blocks: outstanding micro-batches at a server of a GPU.
+        micro_batches: outstanding micro-batches at a server of a GPU.
     """
     shapes, count = cluster.served, round(load.rate_img_s * load.seconds)
     arrivals_ns = (np.arange(1, count + 1) * NS_PER_S / load.rate_img_s).astype(np.int64)

@@ -190,7 +190,7 @@ def routing(
     widths: tuple[float, ...] = WIDTHS,
     seed: int = 0,
 ) -> tuple[RouterConfig, Routing]:
-    """Build a router by its name over equal servers that batching delay every instance."""
+    """Build a router by its name over equal servers that hold every instance."""
     config = RouterConfig(segments, widths, (((True,) * len(widths),) * segments,) * count, micro_batch_sizes)
     prior = AccuracyPrior({(widths[-1],) * segments: 0.5})
     policy = make_router(name, RouterContext(config, EvenCosts(), prior, (1.0,) * count))

@@ -118,12 +118,11 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 @contextmanager
 def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
-    """Start the scenario's servers as workers, on this machine or its cluster's hosts; they stop when the micro-batch
-    ends.
+    """Start the scenario's servers as workers, on this machine or its cluster's hosts; they stop when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
-        is_urgent: clients wait: the micro-batch begins before the workers are ready, and they warm up with batches of
+        is_urgent: clients wait: the block begins before the workers are ready, and they warm up with batches of
             one alone.
     """
     with ExitStack() as stack:

@@ -61,7 +61,7 @@ class Finished:
     @classmethod
     @contextlib.contextmanager
     def make(cls) -> Iterator[Finished]:
-        """Carry the job out, in a folder that is gone after the micro-batch."""
+        """Carry the job out, in a folder that is gone after the block."""
         with tempfile.TemporaryDirectory(prefix="fuzz-run-") as text:
             here = Path(text)
             (here / NAME).write_text(scenario_text())

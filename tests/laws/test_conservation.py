@@ -1,4 +1,4 @@
-"""Laws that batching delay on any scenario, at any moment and after any fault."""
+"""Laws that hold in any scenario, at any moment and after any fault."""
 
 from __future__ import annotations
 

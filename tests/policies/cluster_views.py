@@ -73,7 +73,7 @@ def view(
 
 
 def context(costs: LinearCosts | None = None, deadline_s: float | None = None, servers: int = 3) -> RouterContext:
-    """Four segments, the paper's widths and groups, servers that batching delay everything."""
+    """Four segments, the paper's widths and micro-batch sizes, servers that hold everything."""
     config = RouterConfig(segments=4, widths=WIDTHS, fits=(((True,) * 4,) * 4,) * servers)
     return RouterContext(config, costs or LinearCosts(), AccuracyPrior(TABLE), (250.0,) * servers, deadline_s)
 

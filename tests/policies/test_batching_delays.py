@@ -73,7 +73,7 @@ def test_only_the_line_is_held_back() -> None:
 
 
 def test_a_request_is_held_no_longer_than_the_limit_in_all() -> None:
-    """Over segments; whoever joins a per-key queue brings what is left to it."""
+    """Over segments; a request that joins a batch queue brings what is left to it."""
     core = holding()
     arrive(core, 0, 1)
     assert batching_delay(core, 0, wait_ns=700) == BatchingDelayBegun(1, 1, 0, 700)

@@ -105,7 +105,7 @@ def test_the_decision_is_asked_for_once_and_only_when_somebody_waits() -> None:
 
 
 def test_the_candidate_block_is_frozen_at_the_snapshot() -> None:
-    """Who arrives during the decision is not in its micro-batch, however large the group."""
+    """Who arrives during the decision is not in its micro-batch, however large it may be."""
     core = router()
     arrive(core, 0, 1, 2)
     decide = ask(core, 0)

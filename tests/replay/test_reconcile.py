@@ -263,7 +263,7 @@ def _arrived_twice(logs: Logs) -> Logs:
 
 
 def _said_too_late(logs: Logs) -> Logs:
-    """After all that was heard of, by an incarnation that incarnations on, in a run that ends with nobody in flight."""
+    """After all that was heard of, by an incarnation that lives on, in a run that ends with no request in flight."""
     last = WorkerLog(0, 1, (LoggedStep(9, "server:0", TimerFired(), (ReturnRequests(1, (0,), 1, 0.5),)),), 0)
     return _with_incarnation(logs, steps=(*logs.incarnations[0].steps, *last.steps))
 

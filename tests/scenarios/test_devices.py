@@ -36,7 +36,7 @@ def two_nvml_devices(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def test_devices_says_what_works_and_why_not(two_nvml_devices: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
-    """A micro-batch for each device, a line for each field and fact."""
+    """A block for each device, a line for each field and fact."""
     assert main(["list", "devices"]) == 0
     first, second, third = ("\ncuda:0", "\ncuda:1", "\ncpu:")
     old, rest = f"\n{capsys.readouterr().out}".removeprefix(first).split(second)

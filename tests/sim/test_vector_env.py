@@ -37,7 +37,7 @@ def plain(horizon_s: float = 0.4, **changes: Any) -> tuple[ClusterSpec, Plan]:
 
 
 def narrow() -> tuple[ClusterSpec, Plan]:
-    """Memories that batching delay few instances, so that many choices are illegal, and one micro-batch a server at
+    """Memories that hold few instances, so that many choices are illegal, and one micro-batch a server at
     most."""
     spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_micro_batches": 1})
     run = worlds.run(spec, worlds.poisson_s(300, 0.3), 0.3, detail=False)

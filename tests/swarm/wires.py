@@ -1,4 +1,4 @@
-"""Time and sockets that are not there: an event queue of events, and streams of bytes between two ends."""
+"""Time and sockets that are not there: an event queue, and streams of bytes between two ends."""
 
 from __future__ import annotations
 
