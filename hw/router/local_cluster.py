@@ -61,8 +61,8 @@ class HardwareCluster:
         warm_batches: batch sizes that every worker runs once for every work key before it serves; useless on a GPU:
             libraries choose kernels for each thread, so each instance warms up in its thread.
         supervision: how workers are watched and restarted.
-        largest_micro_batch: requests a micro-batch may have; rooms for `ROOMS` of the largest activations are kept at each
-            server.
+        largest_micro_batch: requests a micro-batch may have; rooms for `ROOMS` of the largest activations are kept at
+            each server.
         carrier: starts the workers and transports data between them and the router; processes of this host, unless
             another one is given.
         waits: whether entering it waits until all are ready, as the first run does in any case.
