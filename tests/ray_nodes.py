@@ -56,7 +56,7 @@ class RayNodes:
             command += [f"--address={self.address}"]
         else:
             command += ["--head", f"--port={self._port}", f"--ray-client-server-port={self._client_port}"]
-            command += ["--include-dashboard=false", f"--temp-dir={self._temporary}"]
+            command += ["--include-dashboard=false", "--no-monitor", f"--temp-dir={self._temporary}"]
         log = self._temporary / f"start-{host}.log"
         with log.open("wb") as out:
             self._nodes[host] = subprocess.Popen(

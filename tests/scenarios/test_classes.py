@@ -74,7 +74,7 @@ def test_in_overload_who_is_served_gets_what_was_promised() -> None:
 
     def run(**changes: Any) -> Result:
         given = world(**load, **changes)
-        return simulate_metrics(given, given.router("compass"), "compass", 0, engine="compiled")
+        return simulate_metrics(given, given.router("compass"), "compass", 2, engine="compiled")
 
     found = run()
     for name, floor in (("gold", 0.76), ("bronze", 0.74)):
@@ -89,7 +89,7 @@ def test_in_overload_who_is_served_gets_what_was_promised() -> None:
     assert (found["goodput_img_s"] or 0.0) > 5000
     all_in = run(**{"slo.refuse": False})["classes"]["gold"]
     assert (all_in["expected_accuracy"] or 1.0) < 0.76 - 0.005
-    assert (all_in["latency_s"]["p99"] or 0.0) > 0.05
+    assert (all_in["latency_s"]["p99"] or 0.0) > 1.1 * (found["classes"]["gold"]["latency_s"]["p99"] or 0.0)
 
 
 # --------------------------------------------------------------------------------------------------------- conservation
