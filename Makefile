@@ -56,7 +56,7 @@ SECONDS ?= 1200
 
 EXAMPLES ?= 2000
 
-fuzz: install  ## hostile inputs, EXAMPLES of each kind; then torn run folders, kills and a failing host, and the virtual world (docs/tests.md), each for SECONDS
+fuzz: install  ## hostile inputs, EXAMPLES of each kind; then torn run folders, kills and a failing host, and the virtual experiment (docs/tests.md), each for SECONDS
 	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/fuzz/test_inputs.py --hypothesis-profile fuzz -o timeout=0
 	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS)
 	$(BIN)/python -m tests.swarm --seconds $(SECONDS) --jobs $(JOBS)

@@ -19,7 +19,7 @@ from scenarios.terminal.progress import Progress
 
 Row = dict[str, Any]
 ROOT: Final = Path(__file__).parents[1]
-DECIDING: Final = ("kit", "policies", "sim", "scenarios/metrics", "scenarios/runs", "scenarios/world")
+DECIDING: Final = ("kit", "policies", "sim", "scenarios/metrics", "scenarios/runs", "scenarios/experiment")
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,8 @@ MAX_APART: Final = 0.05  # share of a set's time in which not all processes ran;
 
 def apart_share(results: Sequence[TogetherResult]) -> float:
     """Return the share of the time from the first begin to the last end in which not all processes ran."""
-    whole_ns = max(each.ended_ns for each in results) - min(each.began_ns for each in results)
-    all_ns = min(each.ended_ns for each in results) - max(each.began_ns for each in results)
+    whole_ns = max(result.ended_ns for result in results) - min(result.began_ns for result in results)
+    all_ns = min(result.ended_ns for result in results) - max(result.began_ns for result in results)
     return 1.0 - max(0, all_ns) / whole_ns if whole_ns > 0 else 0.0
 
 

@@ -246,7 +246,7 @@ class CalibrationPlan:
     @property
     def round_s(self) -> float:
         """The estimated time of one round over all points."""
-        first = [each for each in self.steps if each.round == 1]
+        first = [step for step in self.steps if step.round == 1]
         return sum(each.estimated_s for each in first if isinstance(each.step, InstancePoints) and each.step.from_disk)
 
 

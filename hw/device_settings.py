@@ -152,7 +152,7 @@ def require_torch_device(name: str) -> None:
     try:
         usable = float(torch.ones(1, device=name)) == 1.0
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        problem = f"{name!r} can't be used ({in_a_line(str(error))}); allowed are cpu, cuda:0 ..."
+        problem = f"{name!r} can't be used ({in_a_line(str(error))}); expected cpu, cuda:0 ..."
         raise InputError("model", "training.device", problem) from None
     assert usable
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.job_records import NEAR, NOT_YET, Snapshot, by_job
-from jobs.job_scenario import JobsCase
+from jobs.job_scenario import JobExperiment
 from jobs.job_traces import JobTrace
 from jobs.learning.scoring_network import NamedPolicy
 from jobs.logs.sacct import count_of, types_of
@@ -229,38 +229,42 @@ def require_order(candidate: NamedPolicy, source: str) -> None:
     else:
         return
     allowed = "saf-requested (smallest requested GPU time first), qssf, smallest, sjf-history, fifo and the like"
-    raise InputError(source, "", f"{candidate.name} {problem}; allowed are {allowed}")
+    raise InputError(source, "", f"{candidate.name} {problem}; expected {allowed}")
 
 
-def require_near(case: JobsCase) -> float | None:
+def require_near(experiment: JobExperiment) -> float | None:
     """Return the error of the site's own policy against the scenario's log; None if the log has no waits.
 
     Raises:
         InputError: the error is too large for any simulation to be trusted, or the policy stops jobs.
     """
-    site = case.baseline
+    site = experiment.baseline
     if site.policy.is_preemptive or site.policy.learned:
         problem = f"{site.name} is nothing that Slurm runs, so waits there can't be foretold"
-        raise InputError(case.source, "baseline", f"{problem}; {_NEAREST}")
-    error = log_error(case, by_job(run_policy(case, site), case.scenario.cluster.gpus))
+        raise InputError(experiment.source, "baseline", f"{problem}; {_NEAREST}")
+    error = log_error(experiment, by_job(run_policy(experiment, site), experiment.scenario.cluster.gpus))
     if error is not None and error > NEAR:
         problem = f"{site.name} is {error:.0%} off the log, job by job, and at most {NEAR:.0%} is near"
-        raise InputError(case.source, "baseline", f"{problem}; {_NEAREST}")
+        raise InputError(experiment.source, "baseline", f"{problem}; {_NEAREST}")
     return error
 
 
 _NEAREST: Final = "`slimsched jobs init TRACE --slurm-conf FILE` finds the policy that is nearest"
 
 
-def wanted_order(case: JobsCase, candidate: NamedPolicy, jobs: Iterable[LiveJob], now_s: float) -> list[LiveJob]:
+def wanted_order(
+    experiment: JobExperiment, candidate: NamedPolicy, jobs: Iterable[LiveJob], now_s: float
+) -> list[LiveJob]:
     """Return the jobs that fit on the scenario's nodes, in the policy's order."""
     waiting = sorted(jobs, key=lambda job: (job.since_s, job.job_id))
     if not waiting:
         return []
     begin_s = min(waiting[0].since_s, now_s)
     now_ns = round((now_s - begin_s) * NS_PER_S)
-    scheduler = JobScheduler(candidate.policy, case.world.groups, case.world.speeds, None, case.past)
-    for arrival in _trace(case, waiting, [min(job.since_s, now_s) - begin_s for job in waiting]).arrivals():
+    scheduler = JobScheduler(
+        candidate.policy, experiment.cluster_model.groups, experiment.cluster_model.speeds, None, experiment.past
+    )
+    for arrival in _trace(experiment, waiting, [min(job.since_s, now_s) - begin_s for job in waiting]).arrivals():
         scheduler.handle(arrival, now_ns)
     fits = np.array(sorted(scheduler.class_of), np.int64)
     index = scheduler.order.index(Features(scheduler.book, fits, now_ns, is_running=False))
@@ -295,7 +299,12 @@ def why_left(job: LiveJob, last: Mapping[int, Change]) -> str:
 
 
 def advice_document(
-    case: JobsCase, candidate: NamedPolicy, jobs: Sequence[LiveJob], journal: Journal, now_s: float, processes: int = 1
+    experiment: JobExperiment,
+    candidate: NamedPolicy,
+    jobs: Sequence[LiveJob],
+    journal: Journal,
+    now_s: float,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """Build the advice: waiting jobs in Slurm's order and in the advised one, changes to write, expected waits of both.
 
@@ -303,24 +312,26 @@ def advice_document(
         journal: changes written before.
         now_s: the time, in seconds since 1970.
     """
-    if HISTORY in (candidate.policy.estimate, case.baseline.policy.estimate):
-        ended = zip(case.jobs.arrivals(), case.jobs.work_ns.tolist(), strict=True)
-        case = replace(case, past=(*case.past, *ended))
+    if HISTORY in (candidate.policy.estimate, experiment.baseline.policy.estimate):
+        ended = zip(experiment.jobs.arrivals(), experiment.jobs.work_ns.tolist(), strict=True)
+        experiment = replace(experiment, past=(*experiment.past, *ended))
     last = {change.job: change for change in journal}
     why = {job.name: why_left(job, last) for job in jobs if job.state == "PENDING"}
     standing = sorted((job for job in jobs if job.waits), key=lambda job: job.standing)
-    ordered = wanted_order(case, candidate, standing, now_s)
+    ordered = wanted_order(experiment, candidate, standing, now_s)
     free, fitting = [job for job in ordered if not why[job.name]], {job.name for job in ordered}
     factors = _factors_by_group(free)
     moved = {job.name: job.own_priority + factors[job.job_id] for job in free}
     now = [job for job in standing if job.name in fitting]
     then = sorted(now, key=lambda job: (-moved.get(job.name, job.priority), job.job_id))
     running = [job for job in jobs if job.state == "RUNNING" and job.gpus]
-    site, guard_s = _simulated_site(case, len(now)), candidate.policy.age_guard_ns / NS_PER_S
+    site, guard_s = _simulated_site(experiment, len(now)), candidate.policy.age_guard_ns / NS_PER_S
     simulated = replace(
-        case, policies=(site,), scenario=case.scenario.model_copy(update={"baseline": None, "warmup_s": 0.0})
+        experiment,
+        policies=(site,),
+        scenario=experiment.scenario.model_copy(update={"baseline": None, "warmup_s": 0.0}),
     )
-    worlds = [
+    variants = [
         ({job.name: position for position, job in enumerate(order)}, waits_s)
         for order, waits_s in zip(
             (now, then), expected_waits_s(simulated, running, (now, then), now_s, processes), strict=True
@@ -332,14 +343,14 @@ def advice_document(
     left["fits on no node"] = len(standing) - len(now)
     return {
         "schema": SCHEMA,
-        "scenario": case.scenario.name,
+        "scenario": experiment.scenario.name,
         "site": site.name,
         "policy": candidate.name,
         "age_guard_s": guard_s,
         "late": sum(job.since_s < now_s - guard_s for job in now),
         "running": len(running),
-        "jobs": [_row(job, worlds, factors, now_s) | {"left": why[job.name]} for job in now],
-        "expected": [_expected(waits_s) for _, waits_s in worlds] if now else [],
+        "jobs": [_row(job, variants, factors, now_s) | {"left": why[job.name]} for job in now],
+        "expected": [_expected(waits_s) for _, waits_s in variants] if now else [],
         "left": dict(+left),
         "changes": [asdict(change) for change in changes],
         "commands": [" ".join(change.command) for change in changes],
@@ -355,7 +366,7 @@ def _factors_by_group(free: Sequence[LiveJob]) -> dict[int, int]:
 
 
 def _row(
-    job: LiveJob, worlds: Sequence[tuple[Mapping[str, int], Numbers]], factors: Mapping[int, int], now_s: float
+    job: LiveJob, variants: Sequence[tuple[Mapping[str, int], Numbers]], factors: Mapping[int, int], now_s: float
 ) -> dict[str, Any]:
     """Return a job's row: its place, SiteFactor and expected wait, now and then."""
     return {
@@ -364,15 +375,15 @@ def _row(
         "gpus": job.gpus,
         "limit_s": job.limit_s,
         "waited_s": max(now_s - job.since_s, 0.0),
-        "place": [positions[job.name] + 1 for positions, _ in worlds],
+        "place": [positions[job.name] + 1 for positions, _ in variants],
         "factor": [job.factor, factors.get(job.job_id, job.factor)],
-        "wait_s": [float(waits_s[:, positions[job.name]].mean()) for positions, waits_s in worlds],
+        "wait_s": [float(waits_s[:, positions[job.name]].mean()) for positions, waits_s in variants],
     }
 
 
-def _simulated_site(case: JobsCase, waiting: int) -> NamedPolicy:
+def _simulated_site(experiment: JobExperiment, waiting: int) -> NamedPolicy:
     """Return the site's rules, in the jobs' given order; for a long queue with a reservation only for the first."""
-    policy = case.baseline.policy
+    policy = experiment.baseline.policy
     if policy.queueing == "conservative" and waiting > MOST_RESERVED:
         policy = replace(policy, queueing="easy")
     policy = replace(policy, order="fifo")
@@ -392,40 +403,44 @@ def _expected(waits_s: Numbers) -> dict[str, Any]:
 
 
 def expected_waits_s(
-    case: JobsCase, running: Sequence[LiveJob], orders: Sequence[Sequence[LiveJob]], now_s: float, processes: int
+    experiment: JobExperiment,
+    running: Sequence[LiveJob],
+    orders: Sequence[Sequence[LiveJob]],
+    now_s: float,
+    processes: int,
 ) -> list[Numbers]:
     """Simulate the waits of each order, (draws, jobs): whole waits of its jobs under the site's own rules.
 
     In each draw a job runs for a share of its limit sampled from the log's jobs, and up to `jitter_s` longer; if the
     log has no limits, for all of it. No other jobs arrive.
     """
-    draws = DRAWS if np.isfinite(case.jobs.requested_s).any() or case.scenario.jitter_s else 1
+    draws = DRAWS if np.isfinite(experiment.jobs.requested_s).any() or experiment.scenario.jitter_s else 1
     tasks = [(running, order, now_s, draw) for order in orders for draw in range(draws)]
-    waits_s = results(_waits_s, case, tasks, processes) if orders[0] else [np.empty(0)] * len(tasks)
+    waits_s = results(_waits_s, experiment, tasks, processes) if orders[0] else [np.empty(0)] * len(tasks)
     return [np.array(waits_s[number * draws : (number + 1) * draws]) for number in range(len(orders))]
 
 
-def _waits_s(case: JobsCase, task: tuple[Sequence[LiveJob], Sequence[LiveJob], float, int]) -> Numbers:
+def _waits_s(experiment: JobExperiment, task: tuple[Sequence[LiveJob], Sequence[LiveJob], float, int]) -> Numbers:
     running, order, now_s, draw = task
     jobs = [*sorted(running, key=lambda job: -job.used_s), *order]  # at one instant the first row comes first
     many, longest_s = len(running), max((job.used_s for job in running), default=0.0)
     ran_s = np.array([max(job.used_s, 1e-3) if row < many else 0.0 for row, job in enumerate(jobs)])
     at_s = longest_s + 1.0
-    trace = replace(_trace(case, jobs, at_s - ran_s), run_s=_lengths_s(case, jobs, draw))
+    trace = replace(_trace(experiment, jobs, at_s - ran_s), run_s=_lengths_s(experiment, jobs, draw))
     simulated = replace(
-        case,
+        experiment,
         jobs=trace,
         snapshot=Snapshot(round(at_s * NS_PER_S), np.round(ran_s * NS_PER_S).astype(np.int64)),
-        world=replace(case.world, outages=()),
+        cluster_model=replace(experiment.cluster_model, outages=()),
     )
-    record = run_policy(simulated, case.baseline)
+    record = run_policy(simulated, experiment.baseline)
     start_s = np.where(record.start_ns == NOT_YET, record.ended_ns, record.start_ns)[many:] / NS_PER_S
     return np.asarray(start_s - at_s + [max(now_s - job.since_s, 0.0) for job in order])
 
 
-def _lengths_s(case: JobsCase, jobs: Sequence[LiveJob], draw: int) -> Numbers:
+def _lengths_s(experiment: JobExperiment, jobs: Sequence[LiveJob], draw: int) -> Numbers:
     """Draw (n,) run times; the same in all orders."""
-    log, rng = case.jobs, stream(case.scenario.seed, f"job advice {draw}")
+    log, rng = experiment.jobs, stream(experiment.scenario.seed, f"job advice {draw}")
     has_limit = np.isfinite(log.requested_s)
     shares = np.sort(np.minimum(log.run_s[has_limit] / log.requested_s[has_limit], 1.0))
     lengths_s = np.empty(len(jobs))
@@ -434,13 +449,13 @@ def _lengths_s(case: JobsCase, jobs: Sequence[LiveJob], draw: int) -> Numbers:
         possible_s = np.sort(log.run_s) if job.limit_s == NO_LIMIT_S else shares * job.limit_s
         longer_s = possible_s[np.searchsorted(possible_s, job.used_s, "right") :]  # than its run so far
         length_s = longer_s[int(quantile * len(longer_s))] if len(longer_s) else job.limit_s
-        lengths_s[row] = max(length_s, job.used_s + 1.0) + late * case.scenario.jitter_s
+        lengths_s[row] = max(length_s, job.used_s + 1.0) + late * experiment.scenario.jitter_s
     return lengths_s
 
 
-def _trace(case: JobsCase, jobs: Sequence[LiveJob], submit_s: Sequence[float] | Numbers) -> JobTrace:
+def _trace(experiment: JobExperiment, jobs: Sequence[LiveJob], submit_s: Sequence[float] | Numbers) -> JobTrace:
     """Return a trace of the jobs in the order of these submissions."""
-    types = {group.type for group in case.scenario.cluster.nodes}
+    types = {group.type for group in experiment.scenario.cluster.nodes}
     limits_s = [job.limit_s for job in jobs]
     return JobTrace.of(
         submit_s,

@@ -103,7 +103,7 @@ def sizes(text: str, flag: str) -> dict[int, float]:
     for part in text.split(","):
         gpus, _, weight = part.partition(":")
         if not (gpus.isascii() and gpus.isdigit() and int(gpus[:9]) >= 1 and len(gpus) <= 6):
-            raise InputError(flag, "", f"{gpus!r:.40} is no number of GPUs; allowed are pairs such as 1:0.7,8:0.3")
+            raise InputError(flag, "", f"{gpus!r:.40} is no number of GPUs; expected pairs such as 1:0.7,8:0.3")
         if int(gpus) in weights:
             raise InputError(flag, gpus, "is given twice; give each size once")
         weights[int(gpus)] = _positive(weight, flag, gpus)
@@ -115,7 +115,9 @@ def draw(drawing: Drawing) -> JobTrace:
     count = drawing.jobs
     if (years := count / drawing.rate_job_s / 31_557_600) > LONGEST_YEARS:
         problem = f"{drawing.load:g} of {drawing.gpus:,} GPUs: {count:,} such jobs take {years:,.0f} years"
-        raise InputError("--load", "", f"{problem}; allowed are {LONGEST_YEARS}: ask for fewer jobs, or for more load")
+        raise InputError(
+            "--load", "", f"{problem}; expected at most {LONGEST_YEARS}: ask for fewer jobs, or for more load"
+        )
     submit_s, seed = _arrivals(drawing), drawing.seed
     weights = np.array(list(drawing.sizes.values()))
     gpus = np.array(list(drawing.sizes))[_drawn(weights, count, seed, "sizes")]

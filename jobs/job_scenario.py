@@ -19,7 +19,7 @@ from pydantic import Field
 
 from jobs.job_records import NodeOutage, Snapshot, sampled_outages, sampled_variability, snapshot_at
 from jobs.job_scenario_keys import LEARNED_SUFFIX, POLICY_SUFFIX, JobClusterSection, JobsScenario, PolicyFile
-from jobs.job_simulation import JobRun, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun
 from jobs.job_traces import JobTrace, read_trace
 from jobs.learning.scoring_network import Learned, NamedPolicy, read_learned
 from jobs.policies.job_cluster import Cluster, JobArrived, NodeGroup, Pool, Speeds
@@ -122,7 +122,7 @@ ImagesS = Callable[[Path, str, str], float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JobsCase:
+class JobExperiment:
     """Inputs of a scenario's runs.
 
     Attributes:
@@ -133,7 +133,7 @@ class JobsCase:
 
     scenario: JobsScenario
     source: str
-    world: JobWorld
+    cluster_model: ClusterModel
     jobs: JobTrace
     snapshot: Snapshot | None
     past: tuple[tuple[JobArrived, int], ...]
@@ -201,7 +201,9 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies
     return with_paths(scenario, lambda text: str(folder / text))
 
 
-def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = None, named_by: str = "") -> JobsCase:
+def read_case(
+    scenario: JobsScenario, source: str, images_s: ImagesS | None = None, named_by: str = ""
+) -> JobExperiment:
     """Read what a scenario names, and check it as a whole.
 
     Args:
@@ -215,14 +217,14 @@ def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = No
     where = (named_by, "") if named_by else (source, "policies")
     policies = tuple(named_policy(name, scenario, *where) for name in scenario.policies)
     with _of_file(source):
-        world = _world(scenario, trace, source, images_s)
+        cluster_model = _cluster_model(scenario, trace, source, images_s)
         jobs, source_jobs = _jobs(scenario, trace)
         past = _past(trace, scenario.window.from_s) if scenario.history == "earlier" else ()
     _require_requests(policies, jobs, *where)
-    case = JobsCase(scenario, source, world, jobs, source_jobs, past, policies, images_s)
+    experiment = JobExperiment(scenario, source, cluster_model, jobs, source_jobs, past, policies, images_s)
     for policy in policies:
-        case.run_of(policy)
-    return case
+        experiment.run_of(policy)
+    return experiment
 
 
 def _trace(scenario: JobsScenario, source: str) -> JobTrace:
@@ -321,14 +323,14 @@ def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source:
 # --------------------------------------------------------------------------------------------------------------- world
 
 
-def _world(scenario: JobsScenario, trace: JobTrace, source: str, images_s: ImagesS | None) -> JobWorld:
+def _cluster_model(scenario: JobsScenario, trace: JobTrace, source: str, images_s: ImagesS | None) -> ClusterModel:
     cluster, classes = scenario.cluster, trace.codes("job_class")[0].tolist()
     groups = tuple(NodeGroup(group.count, group.gpus, group.type, group.vc) for group in cluster.nodes)
     nodes, spreads = sum(group.nodes for group in groups), with_others(cluster.variability, classes)
     if not set(trace.codes("vc")[0].tolist()) & {group.vc for group in groups} and all(group.vc for group in groups):
         problem = f"no virtual cluster of the trace has nodes; {nearest(groups[0].vc, trace.codes('vc')[0].tolist())}"
         raise InputError(source, "cluster.nodes", problem)
-    return JobWorld(
+    return ClusterModel(
         groups,
         Speeds(_speeds(cluster, classes, source, images_s), cluster.spread_slowdown),
         round(cluster.restart_s * NS_PER_S),
@@ -415,65 +417,67 @@ def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
 _MAX_NAMED: Final = 5
 
 
-def warnings_of(case: JobsCase) -> Iterator[str]:
+def warnings_of(experiment: JobExperiment) -> Iterator[str]:
     """Yield warnings that affect how far results can be trusted."""
-    cluster = case.scenario.cluster
-    if case.load > 1:
+    cluster = experiment.scenario.cluster
+    if experiment.load > 1:
         yield (
-            f"the load is {case.load:.2f}: more work is submitted than {cluster.gpus:,} GPUs can do, so queues grow as "
+            f"the load is {experiment.load:.2f}: more work is submitted than {cluster.gpus:,} GPUs can do, so queues grow as "
             "long as the trace lasts, and waits say more of its length than of a policy"
         )
-    yield from _idle_nodes(case)
-    yield from _short_rounds(case)
-    yield from _whole_for_shares(case)
-    unknown = sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class))
+    yield from _idle_nodes(experiment)
+    yield from _short_rounds(experiment)
+    yield from _whole_for_shares(experiment)
+    unknown = sorted(set(experiment.jobs.job_class.tolist()) - set(experiment.cluster_model.speeds.by_class))
     if unknown and cluster.throughputs is not None:
         doubt = f"no throughputs are known of {_some(unknown)}"
         yield f"{doubt}: such jobs run equally fast everywhere; a row `*` would be theirs"
 
 
-def require_a_fit(case: JobsCase) -> None:
+def require_a_fit(experiment: JobExperiment) -> None:
     """Check before a run that some measured job fits.
 
     Raises:
         InputError: no measured job fits into the cluster by its size, types or virtual cluster.
     """
-    cluster, rooms = Cluster(case.world.groups), dict[tuple[str, str], list[Pool]]()
-    jobs = case.jobs.rows(case.run_of(case.baseline).is_measured)
+    cluster, rooms = Cluster(experiment.cluster_model.groups), dict[tuple[str, str], list[Pool]]()
+    jobs = experiment.jobs.rows(experiment.run_of(experiment.baseline).is_measured)
     columns = [column.tolist() for column in (jobs.vc, jobs.gpu_types, jobs.gpus, jobs.nodes)]
     for vc, types, gpus, nodes in zip(*columns, strict=True):
         if (vc, types) not in rooms:
             rooms[vc, types] = cluster.open_to(vc, types.split("|") if types else ())
         if any(pool.may_hold(gpus, nodes) for pool in rooms[vc, types]):
             return
-    if missing := _missing_types(case):
-        why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(case, missing)}"
+    if missing := _missing_types(experiment):
+        why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(experiment, missing)}"
     else:
         least, most = jobs.gpus.min(), max((pool.gpus for pools in rooms.values() for pool in pools), default=0)
         why = f"the smallest asks for {least:,} GPUs, and {most:,} is the most that one may have"
         if least <= most:
             why = "no type of node that a job may use has as many GPUs, and nodes, as it asks for"
-    raise InputError(case.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
+    raise InputError(experiment.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
 
 
-def _missing_types(case: JobsCase) -> list[str]:
+def _missing_types(experiment: JobExperiment) -> list[str]:
     """Return types that jobs request and no node has."""
-    return sorted(case.jobs.asked_types - {group.type for group in case.scenario.cluster.nodes})
+    return sorted(experiment.jobs.asked_types - {group.type for group in experiment.scenario.cluster.nodes})
 
 
-def _type_remedy(case: JobsCase, missing: list[str]) -> str:
+def _type_remedy(experiment: JobExperiment, missing: list[str]) -> str:
     """Return the line to write: in nodes whose type no job requests, otherwise in new ones."""
-    asked_types = case.jobs.asked_types
-    unasked = [number for number, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked_types]
+    asked_types = experiment.jobs.asked_types
+    unasked = [
+        number for number, group in enumerate(experiment.scenario.cluster.nodes) if group.type not in asked_types
+    ]
     where = f"in cluster.nodes.{unasked[0]}" if unasked else "in a new group of cluster.nodes"
     return f"write `type: {missing[0]}` {where}"
 
 
-def _short_rounds(case: JobsCase) -> Iterator[str]:
+def _short_rounds(experiment: JobExperiment) -> Iterator[str]:
     """Warn of jobs stopped before their first checkpoint after a restart: these never make progress."""
-    world = case.world
-    needed_ns = world.restart_ns + world.checkpoint_ns
-    for each in case.policies:
+    cluster_model = experiment.cluster_model
+    needed_ns = cluster_model.restart_ns + cluster_model.checkpoint_ns
+    for each in experiment.policies:
         params = each.policy.params
         if each.policy.is_preemptive and needed_ns and max(params.round_ns, params.min_run_ns) <= needed_ns:
             yield (
@@ -483,25 +487,25 @@ def _short_rounds(case: JobsCase) -> Iterator[str]:
             )
 
 
-def _whole_for_shares(case: JobsCase) -> Iterator[str]:
+def _whole_for_shares(experiment: JobExperiment) -> Iterator[str]:
     """Warn if a policy does not support shares of a GPU."""
-    if not (case.jobs.gpu_share < 1).any():
+    if not (experiment.jobs.gpu_share < 1).any():
         return
-    packs = case.world.variability is None
-    if whole := [policy.name for policy in case.policies if not (packs and policy.policy.packs_shares)]:
+    packs = experiment.cluster_model.variability is None
+    if whole := [policy.name for policy in experiment.policies if not (packs and policy.policy.packs_shares)]:
         yield f"jobs that ask for a share of a GPU hold a whole one under {_some(whole)}"
 
 
-def _idle_nodes(case: JobsCase) -> Iterator[str]:
+def _idle_nodes(experiment: JobExperiment) -> Iterator[str]:
     """Warn of requests that no node satisfies, and of nodes that no job may use."""
-    groups = case.scenario.cluster.nodes
-    jobs = case.jobs
+    groups = experiment.scenario.cluster.nodes
+    jobs = experiment.jobs
     kinds = {group.type for group in groups}
     vcs = {group.vc for group in groups}
-    if missing := _missing_types(case):
+    if missing := _missing_types(experiment):
         may = np.array([not text or bool(kinds & set(text.split("|"))) for text in jobs.gpu_types.tolist()])
         lost = f"; {np.sum(~may):,} jobs may run nowhere, and are refused" if not may.all() else ""
-        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}; {_type_remedy(case, missing)}"
+        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}; {_type_remedy(experiment, missing)}"
     if "" not in vcs:
         without = ~np.isin(jobs.vc.astype(str), sorted(vcs))
         if without.any():

@@ -51,7 +51,7 @@ _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
-class JobWorld:
+class ClusterModel:
     """The cluster, and the costs of stopping a job.
 
     Attributes:
@@ -110,7 +110,7 @@ class JobRun:
             values = getattr(self.jobs, name)
             if (outside := ~((values >= least) & (values <= LONGEST_S))).any():
                 row = int(outside.argmax())
-                problem = f"job {row} has {values[row]}: allowed are {least:g} to {LONGEST_S:g} seconds"
+                problem = f"job {row} has {values[row]}: expected {least:g} to {LONGEST_S:g} seconds"
                 raise InputError("trace", name, problem)
         if not self.is_measured.any():
             last_s = self.jobs.submit_s[-1] - self.begins_ns / NS_PER_S
@@ -155,13 +155,19 @@ class JobSimulation:
         now_ns: the present, integer nanoseconds since the trace's start.
     """
 
-    def __init__(self, world: JobWorld, run: JobRun) -> None:
-        self.world, self.spec = world, run
+    def __init__(self, cluster_model: ClusterModel, run: JobRun) -> None:
+        self.cluster_model, self.spec = cluster_model, run
         jobs = run.jobs
         self._work_ns, self._submit_ns = jobs.work_ns, jobs.submit_ns
         oracle = self._work_ns if run.policy.estimate == ORACLE else None
         self.scheduler = JobScheduler(
-            run.policy, world.groups, world.speeds, oracle, run.past, world.variability, run.choosing
+            run.policy,
+            cluster_model.groups,
+            cluster_model.speeds,
+            oracle,
+            run.past,
+            cluster_model.variability,
+            run.choosing,
         )
         self.now_ns = 0
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []  # the event queue
@@ -205,7 +211,7 @@ class JobSimulation:
         return self._in_system == 0 and self._arrived == len(self._arrivals)
 
     def _set_off(self) -> None:
-        for outage in self.world.outages:
+        for outage in self.cluster_model.outages:
             if outage.to_ns > self._begins_ns:
                 self._at(outage.from_ns, NODE_DOWN + outage.node, self._lose_node, outage.node)
                 self._at(outage.to_ns, NODE_UP + outage.node, self._gain_node, outage.node)
@@ -278,18 +284,18 @@ class JobSimulation:
         if not starts:
             columns.start_ns[job] = now_ns
         speed = self._speed(job, command)
-        from_ns = now_ns + self.world.start_delay_ns + (self.world.restart_ns if starts else 0)
+        from_ns = now_ns + self.cluster_model.start_delay_ns + (self.cluster_model.restart_ns if starts else 0)
         self._running[job] = _RunningJob(now_ns, from_ns, speed, starts + 1, command.allocation)
         left_ns = int(self._work_ns[job] - columns.done_ns[job])
         self._at(from_ns + length_ns(left_ns, speed), END + job, self._end, job, starts + 1)
 
     def _speed(self, job: int, command: StartJob) -> float:
         pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
-        arrival, world = self._arrivals[job], self.world
+        arrival, cluster_model = self._arrivals[job], self.cluster_model
         is_spread = len(command.allocation) > pool.fewest_nodes(arrival.gpus, arrival.nodes)
-        speed = world.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
-        if world.variability is not None:
-            speed *= world.variability.of(arrival.job_class, command.allocation, command.slots)
+        speed = cluster_model.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
+        if cluster_model.variability is not None:
+            speed *= cluster_model.variability.of(arrival.job_class, command.allocation, command.slots)
         return speed
 
     def _end(self, job: int, starts: int) -> None:
@@ -317,7 +323,7 @@ class JobSimulation:
         running, columns = self._running[job], self._columns
         self._leave(job, running)
         ran_ns = max(self.now_ns - running.from_ns, 0)
-        every_ns = self.world.checkpoint_ns
+        every_ns = self.cluster_model.checkpoint_ns
         kept_ns = ran_ns // every_ns * every_ns if every_ns else ran_ns
         done_ns = int(columns.done_ns[job]) + int(kept_ns * running.speed)
         columns.done_ns[job] = min(done_ns, int(self._work_ns[job]))
@@ -369,7 +375,7 @@ class JobSimulation:
 
     def _best_ns(self) -> NDArray[np.int64]:
         """Return run times at full speed on the fastest types that jobs may use; at the reference for refused jobs."""
-        fastest = self.scheduler.cluster.speeds(self._arrivals, self.world.speeds).max(axis=1)
+        fastest = self.scheduler.cluster.speeds(self._arrivals, self.cluster_model.speeds).max(axis=1)
         is_plain = (fastest == 0) | (fastest == 1)
         return np.where(is_plain, self._work_ns, np.ceil(self._work_ns / np.where(is_plain, 1.0, fastest))).astype(
             np.int64

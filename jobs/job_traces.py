@@ -179,7 +179,9 @@ class JobTrace:
         return coded.dictionary.to_numpy(zero_copy_only=False), coded.indices.to_numpy()
 
 
-_KINDS: Final[Mapping[str, str]] = {each.name: str(each.type) for each in fields(JobTrace) if each.name != "provenance"}
+_KINDS: Final[Mapping[str, str]] = {
+    field.name: str(field.type) for field in fields(JobTrace) if field.name != "provenance"
+}
 COLUMNS: Final = tuple(_KINDS)
 
 
@@ -255,7 +257,7 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
     except (ValueError, RecursionError, AttributeError):
         name = None
     if name != SCHEMA:
-        raise InputError(source, "schema", f"{name!r:.80}; allowed is {SCHEMA!r}: {_REMEDY}")
+        raise InputError(source, "schema", f"{name!r:.80}; expected {SCHEMA!r}: {_REMEDY}")
     kinds = {each.name: each.type for each in schema}
     for column in arrow_schema({}):
         if (kind := kinds.get(column.name)) is None:
@@ -263,7 +265,7 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
         if kind != column.type:
             raise InputError(source, column.name, f"holds {kind}, not {column.type}; {_REMEDY}")
     if tuple(each for each in kinds if each in COLUMNS) != COLUMNS:
-        raise InputError(source, "", f"columns in the order {', '.join(kinds)}; allowed is {', '.join(COLUMNS)}")
+        raise InputError(source, "", f"columns in the order {', '.join(kinds)}; expected {', '.join(COLUMNS)}")
     return dict(document)
 
 
@@ -286,7 +288,7 @@ def _check(trace: JobTrace, source: str) -> None:
     for name, is_right, allowed in rules:
         if not is_right.all():
             row = int(np.argmin(is_right))
-            problem = f"row {row}: {getattr(trace, name).tolist()[row]!r:.80}; allowed: {allowed}"
+            problem = f"row {row}: {getattr(trace, name).tolist()[row]!r:.80}; expected {allowed}"
             raise InputError(source, name, problem)
     names, codes = trace.codes("job_id")
     if len(names) < len(codes):

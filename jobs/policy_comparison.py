@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.job_records import DAY_S, Blocks, JobsRecord, are_done, by_day, by_job, figures, groups_of
-from jobs.job_scenario import JobsCase, require_a_fit
+from jobs.job_scenario import JobExperiment, require_a_fit
 from jobs.job_simulation import JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.learning.scoring_network import NamedPolicy
@@ -39,13 +39,15 @@ _COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name
 _NOT_IN_A_RUN: Final = ("name", "policies", "baseline", "bound", "preemption", "multifactor", "jitter_s")
 
 
-def fingerprint(case: JobsCase, candidate: NamedPolicy) -> str:
+def fingerprint(experiment: JobExperiment, candidate: NamedPolicy) -> str:
     """Return a hash of all that a run depends on: the scenario's keys, the files that it names, the policy."""
-    scenario = with_paths(case.scenario, lambda text: Path(text).name)
+    scenario = with_paths(experiment.scenario, lambda text: Path(text).name)
     keys = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
-    paths = [file.path for file in named_files(case.scenario) if file.key.partition(".")[0] not in _NOT_IN_A_RUN]
+    paths = [file.path for file in named_files(experiment.scenario) if file.key.partition(".")[0] not in _NOT_IN_A_RUN]
     net = None if candidate.learned is None else candidate.learned.content()
-    return inputs_hash(RUN_SCHEMA, keys, repr(case.world.speeds), candidate.name, repr(candidate.policy), net, *paths)
+    return inputs_hash(
+        RUN_SCHEMA, keys, repr(experiment.cluster_model.speeds), candidate.name, repr(candidate.policy), net, *paths
+    )
 
 
 def write_run(path: Path, made_of: str, record: JobsRecord) -> None:
@@ -96,7 +98,7 @@ Numbers = NDArray[np.float64]
 Bound = Mapping[str, Any]  # the output of `bound_of`
 
 
-def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
+def bound_of(experiment: JobExperiment, is_preemptive: bool) -> Bound:
     """Return the best bound found in the scenario's number of passes, as a document.
 
     No policy's mean completion time is below `jct_mean_s`; `wait_mean_s` is the same less the mean run time at full
@@ -107,18 +109,18 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
     Raises:
         InputError: no measured job fits into the cluster.
     """
-    require_a_fit(case)
-    cluster = Cluster(case.world.groups)
-    run_s, best_s = _run_times(case, cluster)
-    measured = case.run_of(case.baseline).is_measured
+    require_a_fit(experiment)
+    cluster = Cluster(experiment.cluster_model.groups)
+    run_s, best_s = _run_times(experiment, cluster)
+    measured = experiment.run_of(experiment.baseline).is_measured
     counts = measured & np.isfinite(run_s).any(axis=1)
     problem = BoundProblem(
-        case.jobs.submit_s[counts],
-        (case.jobs.gpus * case.jobs.gpu_share)[counts],
+        experiment.jobs.submit_s[counts],
+        (experiment.jobs.gpus * experiment.jobs.gpu_share)[counts],
         run_s[counts],
         np.array([float(pool.gpus) for pool in cluster.pools]),
     )
-    settings = case.scenario.bound
+    settings = experiment.scenario.bound
     bound = lower_bound(problem, is_preemptive, settings.passes, settings.cell_s)
     jct_mean_s = bound.total_s / int(counts.sum())
     prices = bound.prices
@@ -136,16 +138,16 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
     }
 
 
-def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
+def _run_times(experiment: JobExperiment, cluster: Cluster) -> tuple[Numbers, Numbers]:
     """Return (n, pools) seconds by pool, infinite if a job may not run; (n,) on the fastest type that it may use."""
-    speeds = cluster.speeds(case.jobs.arrivals(), case.world.speeds)
+    speeds = cluster.speeds(experiment.jobs.arrivals(), experiment.cluster_model.speeds)
     fastest = speeds.max(axis=1)
     for needed, most in (
-        (case.jobs.gpus, [pool.gpus for pool in cluster.pools]),
-        (case.jobs.nodes, [len(pool.nodes) for pool in cluster.pools]),
+        (experiment.jobs.gpus, [pool.gpus for pool in cluster.pools]),
+        (experiment.jobs.nodes, [len(pool.nodes) for pool in cluster.pools]),
     ):
         speeds[needed[:, None] > np.array(most)] = 0.0
-    work_s = case.jobs.work_ns / NS_PER_S
+    work_s = experiment.jobs.work_ns / NS_PER_S
     with np.errstate(divide="ignore"):
         return work_s[:, None] / speeds, work_s / np.where(fastest > 0, fastest, 1.0)
 
@@ -158,7 +160,9 @@ def _pool_names(pools: Sequence[Pool]) -> list[str]:
     return names
 
 
-def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, on_bound: Callable[[], None] = lambda: None) -> list[Bound]:
+def bounds_of(
+    experiment: JobExperiment, kinds: Sequence[bool] = BOTH, on_bound: Callable[[], None] = lambda: None
+) -> list[Bound]:
     """Compute the bounds without preemption (False) and with; calls `on_bound` after each.
 
     A bound with preemption also holds without, for schedules without preemption are a special case. So if both are
@@ -166,7 +170,7 @@ def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, on_bound: Callable[[
     """
     bounds = []
     for is_preemptive in kinds:
-        bounds.append(bound_of(case, is_preemptive))
+        bounds.append(bound_of(experiment, is_preemptive))
         on_bound()
     largest = max(bounds, key=lambda bound: float(bound["jct_mean_s"]))
     return [bound if bound["is_preemptive"] else {**largest, "is_preemptive": False} for bound in bounds]
@@ -182,13 +186,16 @@ ByJob = Mapping[str, Numbers]  # as `figures.by_job` has it
 SAME_S: Final = 1.0  # waits that differ by less are the same
 
 
-def run_policy(case: JobsCase, candidate: NamedPolicy) -> JobsRecord:
+def run_policy(experiment: JobExperiment, candidate: NamedPolicy) -> JobsRecord:
     """Run one policy on a case."""
-    return JobSimulation(case.world, case.run_of(candidate)).run()
+    return JobSimulation(experiment.cluster_model, experiment.run_of(candidate)).run()
 
 
 def run_all(
-    case: JobsCase, jobs: int, folder: Path | None = None, on_run: Callable[[str, bool], None] = lambda *_: None
+    experiment: JobExperiment,
+    jobs: int,
+    folder: Path | None = None,
+    on_run: Callable[[str, bool], None] = lambda *_: None,
 ) -> dict[str, JobsRecord]:
     """Run all policies of a case; returns runs by name, in order, and reads runs that are in the folder.
 
@@ -203,26 +210,26 @@ def run_all(
     records: dict[str, JobsRecord] = {}
     files: dict[str, tuple[Path, str]] = {}  # file and fingerprint
     if folder is not None:
-        for candidate in case.policies:
+        for candidate in experiment.policies:
             file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', candidate.name)}{SUFFIX}"
-            files[candidate.name] = folder / file, fingerprint(case, candidate)
-            if (record := read_run(*files[candidate.name], case.jobs)) is not None:
+            files[candidate.name] = folder / file, fingerprint(experiment, candidate)
+            if (record := read_run(*files[candidate.name], experiment.jobs)) is not None:
                 records[candidate.name] = record
                 on_run(candidate.name, True)
-    missing = [candidate for candidate in case.policies if candidate.name not in records]
-    for index, record in each(run_policy, case, missing, jobs):
+    missing = [candidate for candidate in experiment.policies if candidate.name not in records]
+    for index, record in each(run_policy, experiment, missing, jobs):
         name = missing[index].name
         records[name] = record
         if name in files:
             write_run(*files[name], record)
         on_run(name, False)
-    return {candidate.name: records[candidate.name] for candidate in case.policies}
+    return {candidate.name: records[candidate.name] for candidate in experiment.policies}
 
 
 GROWN: Final = 1.5  # times the baseline's longest wait: above it a policy gets a guard, and the result a warning
 
 
-def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None:
+def guarded(experiment: JobExperiment, comparison: Mapping[str, Any]) -> NamedPolicy | None:
     """Give the best policy that stops no job a guard of age and reservations, if its longest wait grows.
 
     The guard is a third of the baseline's longest wait. It reserves (`easy`): without a reservation small jobs keep
@@ -232,47 +239,49 @@ def guarded(case: JobsCase, comparison: Mapping[str, Any]) -> NamedPolicy | None
         None if no longest wait grows, or the policy already has a guard or cannot have one.
     """
     longest_s = {row["policy"]: row["wait_s"]["max"] or 0.0 for row in comparison["policies"]}
-    candidate = next((best for best in case.policies if [best.name] == comparison["least"][-1:]), case.baseline)
-    policy, base_s = candidate.policy, longest_s[case.baseline.name]
+    candidate = next(
+        (best for best in experiment.policies if [best.name] == comparison["least"][-1:]), experiment.baseline
+    )
+    policy, base_s = candidate.policy, longest_s[experiment.baseline.name]
     grows = 0 < GROWN * base_s < longest_s[candidate.name]
     if not grows or policy.is_preemptive or policy.learned or policy.age_guard_ns:
         return None
     unit_s = 3600 if base_s >= 6 * 3600 else 60
     guard_ns = max(1, round(base_s / 3 / unit_s)) * unit_s * NS_PER_S
-    limits = HISTORY if np.isnan(case.jobs.requested_s).any() else REQUESTED
+    limits = HISTORY if np.isnan(experiment.jobs.requested_s).any() else REQUESTED
     estimate = limits if policy.estimate == NONE else policy.estimate
     queueing = policy.queueing if policy.queueing in RESERVING else EASY
     policy = replace(policy, queueing=queueing, estimate=estimate, age_guard_ns=guard_ns)
     return None if shown_name(policy) in longest_s else NamedPolicy(shown_name(policy), policy)
 
 
-def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
+def recorded(experiment: JobExperiment, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
     """Return (n,) each: the log's waits in seconds, 0 if missing; and which jobs have one and are done here.
 
     At another load than the log's no job counts.
     """
-    recorded_s = case.jobs.recorded_wait_s
-    is_compared = are_done(mine) & np.isfinite(recorded_s) & (case.scenario.load is None)
+    recorded_s = experiment.jobs.recorded_wait_s
+    is_compared = are_done(mine) & np.isfinite(recorded_s) & (experiment.scenario.load is None)
     return np.maximum(np.nan_to_num(recorded_s), 0.0), is_compared
 
 
-def log_error(case: JobsCase, mine: ByJob) -> float | None:
+def log_error(experiment: JobExperiment, mine: ByJob) -> float | None:
     """Return the mean of |simulated - recorded| waits, as a share of the recorded mean.
 
     0 means equal waits of each job; 1 is the error of a simulation without any waits, so larger errors are meaningless.
     (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None if the log has no waits,
     or their mean is below a second.
     """
-    recorded_s, is_compared = recorded(case, mine)
+    recorded_s, is_compared = recorded(experiment, mine)
     if not is_compared.any() or recorded_s[is_compared].mean() < SAME_S:
         return None
     return float(np.abs(mine["wait_s"] - recorded_s)[is_compared].mean() / recorded_s[is_compared].mean())
 
 
-def _recorded_mean_s(case: JobsCase, mine: ByJob) -> dict[str, float] | None:
+def _recorded_mean_s(experiment: JobExperiment, mine: ByJob) -> dict[str, float] | None:
     """Return the mean waits of the jobs of `log_error`, in the log and in simulation; None if it has none."""
-    recorded_s, is_compared = recorded(case, mine)
-    if log_error(case, mine) is None:
+    recorded_s, is_compared = recorded(experiment, mine)
+    if log_error(experiment, mine) is None:
         return None
     return {"log": float(recorded_s[is_compared].mean()), "simulated": float(mine["wait_s"][is_compared].mean())}
 
@@ -286,19 +295,21 @@ DRAWS: Final = 20
 Band = tuple[float, float]  # from the 5th to the 95th of a hundred
 
 
-def jittered_waits_s(case: JobsCase, jobs: int) -> Numbers:
+def jittered_waits_s(experiment: JobExperiment, jobs: int) -> Numbers:
     """Simulate (draws, policies) mean waits; a draw is the same for all policies, and all cases of equal jobs."""
-    tasks = [(draw, index) for draw in range(DRAWS) for index in range(len(case.policies))]
-    return np.array(results(_jittered_wait_s, case, tasks, jobs)).reshape(DRAWS, -1)
+    tasks = [(draw, index) for draw in range(DRAWS) for index in range(len(experiment.policies))]
+    return np.array(results(_jittered_wait_s, experiment, tasks, jobs)).reshape(DRAWS, -1)
 
 
-def _jittered_wait_s(case: JobsCase, task: tuple[int, int]) -> float:
+def _jittered_wait_s(experiment: JobExperiment, task: tuple[int, int]) -> float:
     draw, index = task
-    rng = stream(case.scenario.seed, f"job jitter {draw}")
-    came, ended = case.scenario.jitter_s * rng.uniform(size=(2, len(case.jobs)))
-    moved = replace(case.jobs, submit_s=case.jobs.submit_s + came, run_s=case.jobs.run_s + ended)
+    rng = stream(experiment.scenario.seed, f"job jitter {draw}")
+    came, ended = experiment.scenario.jitter_s * rng.uniform(size=(2, len(experiment.jobs)))
+    moved = replace(experiment.jobs, submit_s=experiment.jobs.submit_s + came, run_s=experiment.jobs.run_s + ended)
     jobs = moved.rows(np.argsort(moved.submit_s, kind="stable"))
-    columns = by_job(run_policy(replace(case, jobs=jobs), case.policies[index]), case.scenario.cluster.gpus)
+    columns = by_job(
+        run_policy(replace(experiment, jobs=jobs), experiment.policies[index]), experiment.scenario.cluster.gpus
+    )
     return float(columns["wait_s"][are_done(columns)].mean())
 
 
@@ -308,46 +319,48 @@ def band(values: Numbers) -> Band:
     return low, high
 
 
-def jitter_document(case: JobsCase, jobs: int) -> dict[str, Any]:
+def jitter_document(experiment: JobExperiment, jobs: int) -> dict[str, Any]:
     """Return each policy's band, and that of its change against the baseline."""
-    waits_s = jittered_waits_s(case, jobs)
-    base_s = waits_s[:, case.policies.index(case.baseline)]
+    waits_s = jittered_waits_s(experiment, jobs)
+    base_s = waits_s[:, experiment.policies.index(experiment.baseline)]
     rows = [
         {"policy": candidate.name, "wait_s": band(mine_s), "share": band(mine_s / base_s - 1) if base_s.all() else None}
-        for candidate, mine_s in zip(case.policies, waits_s.T, strict=True)
+        for candidate, mine_s in zip(experiment.policies, waits_s.T, strict=True)
     ]
-    return {"jitter_s": case.scenario.jitter_s, "draws": DRAWS, "policies": rows}
+    return {"jitter_s": experiment.scenario.jitter_s, "draws": DRAWS, "policies": rows}
 
 
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
 def result_document(
-    case: JobsCase, candidate: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
+    experiment: JobExperiment, candidate: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
 ) -> dict[str, Any]:
     """Return one policy's run as a document, with the bounds of its kind."""
-    gpus, is_preemptive = case.scenario.cluster.gpus, candidate.policy.is_preemptive
+    gpus, is_preemptive = experiment.scenario.cluster.gpus, candidate.policy.is_preemptive
     return {
         "schema": RESULT_SCHEMA,
-        "scenario": case.scenario.name,
+        "scenario": experiment.scenario.name,
         "policy": candidate.name,
         "is_preemptive": is_preemptive,
-        "load": case.offered_load,
+        "load": experiment.offered_load,
         **figures(record, gpus),
         "bounds": _documents(bounds),
         "above_bound": _above(by_job(record, gpus), bounds, is_preemptive),
     }
 
 
-def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: Sequence[Bound]) -> dict[str, Any]:
+def comparison_document(
+    experiment: JobExperiment, runs: Mapping[str, JobsRecord], bounds: Sequence[Bound]
+) -> dict[str, Any]:
     """Compare all runs; each but the baseline with the baseline, job by job."""
-    gpus = case.scenario.cluster.gpus
+    gpus = experiment.scenario.cluster.gpus
     columns = {name: by_job(record, gpus) for name, record in runs.items()}
     done = {name: are_done(of_policy) for name, of_policy in columns.items()}
-    base = columns[case.baseline.name]
-    blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
+    base = columns[experiment.baseline.name]
+    blocks = Blocks.of(experiment.jobs.submit_ns / NS_PER_S)
     rows = []
-    for candidate in case.policies:
+    for candidate in experiment.policies:
         record, mine = runs[candidate.name], columns[candidate.name]
         row = {
             "policy": candidate.name,
@@ -355,12 +368,12 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
             **figures(record, gpus),
             "intervals": {name: blocks.mean(values, done[candidate.name]) for name, values in mine.items()},
             "above_bound": _above(mine, bounds, candidate.policy.is_preemptive),
-            "daily_wait_s": by_day(case.jobs.submit_s, mine["wait_s"], done[candidate.name]),
+            "daily_wait_s": by_day(experiment.jobs.submit_s, mine["wait_s"], done[candidate.name]),
             "slurm": asdict(in_slurm(candidate.policy)),
         }
         if mine is not base:
             row["against_baseline"] = against(mine, base, blocks)
-            is_compared = done[candidate.name] & done[case.baseline.name]
+            is_compared = done[candidate.name] & done[experiment.baseline.name]
             groups = groups_of(record, is_compared, wait_mean_s=mine["wait_s"], baseline_wait_mean_s=base["wait_s"])
             row["groups"] = [group | _won(mine, base, members) for group, members in groups]
         rows.append(row)
@@ -374,18 +387,18 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
         }
     return {
         "schema": SCHEMA,
-        "scenario": case.scenario.name,
-        "load": case.offered_load,
+        "scenario": experiment.scenario.name,
+        "load": experiment.offered_load,
         "gpus": gpus,
-        "jobs": len(case.jobs),
-        "warmup_s": case.scenario.warmup_s,
-        "days": case.jobs.days,
-        "run_cv2": case.jobs.run_cv2,
-        "baseline": case.baseline.name,
-        "baseline_log_error": log_error(case, base),
-        "recorded_wait_s": _recorded_mean_s(case, base),
-        "recorded_daily_wait_s": by_day(case.jobs.submit_s, *recorded(case, base)),
-        "first_day": int(case.jobs.submit_s[0] // DAY_S),
+        "jobs": len(experiment.jobs),
+        "warmup_s": experiment.scenario.warmup_s,
+        "days": experiment.jobs.days,
+        "run_cv2": experiment.jobs.run_cv2,
+        "baseline": experiment.baseline.name,
+        "baseline_log_error": log_error(experiment, base),
+        "recorded_wait_s": _recorded_mean_s(experiment, base),
+        "recorded_daily_wait_s": by_day(experiment.jobs.submit_s, *recorded(experiment, base)),
+        "first_day": int(experiment.jobs.submit_s[0] // DAY_S),
         "least": least,
         "block_s": blocks.block_s,
         "bounds": _documents(bounds),
@@ -393,14 +406,14 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
     }
 
 
-def bound_document(case: JobsCase, bounds: Sequence[Bound]) -> dict[str, Any]:
+def bound_document(experiment: JobExperiment, bounds: Sequence[Bound]) -> dict[str, Any]:
     """Return all bounds with their prices."""
     return {
         "schema": "slimsched.jobsbound/1",
-        "scenario": case.scenario.name,
+        "scenario": experiment.scenario.name,
         "jobs": bounds[0]["jobs"],
-        "gpus": case.scenario.cluster.gpus,
-        "load": case.load,
+        "gpus": experiment.scenario.cluster.gpus,
+        "load": experiment.load,
         "bounds": [{key: value for key, value in bound.items() if key != "jobs"} for bound in bounds],
     }
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from jobs.job_records import NEAR, NEAR_MEAN, Blocks, JobsRecord, by_job, figures, groups_of, spread
-from jobs.job_scenario import JobsCase, read_case, require_a_fit
+from jobs.job_scenario import JobExperiment, read_case, require_a_fit
 from jobs.job_scenario_keys import SCHEMA, JobsScenario, NodesSection
 from jobs.job_traces import JobTrace
 from jobs.learning.scoring_network import NamedPolicy
@@ -103,11 +103,11 @@ def site_of(
     can_tell = are_few or len(waits_s) <= FEW_JOBS or not site.configured.endswith("conservative")
     bundled = [name.replace(REQUESTED, site.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
     names = list(dict.fromkeys([*filter(None, [site.configured] if can_tell else []), *bundled]))
-    case = _case(trace, path, nodes, names, conf)
-    require_a_fit(case)
+    experiment = _experiment(trace, path, nodes, names, conf)
+    require_a_fit(experiment)
     errors_by_index = dict[int, float | None]()
     on_policy(0, len(names))
-    for index, error in each(_error, case, case.policies, jobs):
+    for index, error in each(_error, experiment, experiment.policies, jobs):
         errors_by_index[index] = error
         on_policy(len(errors_by_index), len(names))
     errors = {name: error for index, name in enumerate(names) if (error := errors_by_index[index]) is not None}
@@ -136,9 +136,9 @@ def busy_of(trace: JobTrace, gpus: int, from_s: float = 0.0) -> tuple[float, flo
     return float(busy.max()), float((busy > gpus).mean())
 
 
-def _case(
+def _experiment(
     trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], policies: list[str], conf: SlurmConf | None
-) -> JobsCase:
+) -> JobExperiment:
     """Build a case of the last jobs, from the log's state then if it has all starts; a tenth of it is not measured."""
     from_s = float(trace.submit_s[-MOST_JOBS:][0])
     has_starts = np.isfinite(trace.recorded_start_s[trace.submit_s < from_s]).all()
@@ -157,8 +157,8 @@ def _case(
     return read_case(strict.validate(JobsScenario, raw, str(path)), str(path))
 
 
-def _error(case: JobsCase, candidate: NamedPolicy) -> float | None:
-    return log_error(case, by_job(run_policy(case, candidate), case.scenario.cluster.gpus))
+def _error(experiment: JobExperiment, candidate: NamedPolicy) -> float | None:
+    return log_error(experiment, by_job(run_policy(experiment, candidate), experiment.scenario.cluster.gpus))
 
 
 # -------------------------------------------------------------------------------------------------------------- starter
@@ -238,7 +238,7 @@ def _quoted(text: str) -> str:
 WHATIF_SCHEMA: Final = "slimsched.jobswhatif/1"
 
 
-def whatif_document(now: JobsCase, then: JobsCase, jobs: int) -> dict[str, Any]:
+def whatif_document(now: JobExperiment, then: JobExperiment, jobs: int) -> dict[str, Any]:
     """Compare each policy's runs before and after a change: the difference as a share with its interval.
 
     Args:
@@ -251,14 +251,14 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: int) -> dict[str, Any]:
         problem = f"the change makes {len(then.jobs):,} jobs of {len(now.jobs):,}"
         raise InputError(now.source, "window", f"{problem}: no job could be set against itself")
     indices = range(len(now.policies))
-    records = results(_run, (now, then), [(world, index) for world in (0, 1) for index in indices], jobs)
+    records = results(_run, (now, then), [(variant, index) for variant in (0, 1) for index in indices], jobs)
     pairs = zip(records[: len(indices)], records[len(indices) :], now.policies, strict=True)
     rows = [
         {"policy": candidate.name, "jitter_share": None, **_change((now, before), (then, after))}
         for before, after, candidate in pairs
     ]
     if now.scenario.jitter_s:
-        before_s, after_s = (jittered_waits_s(case, jobs).T for case in (now, then))
+        before_s, after_s = (jittered_waits_s(experiment, jobs).T for experiment in (now, then))
         for index in indices:
             if before_s[index].all():
                 rows[index]["jitter_share"] = band(after_s[index] / before_s[index] - 1)
@@ -268,21 +268,21 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: int) -> dict[str, Any]:
         "jobs": len(now.jobs),
         "days": now.jobs.days,
         "run_cv2": now.jobs.run_cv2,
-        "gpus": [case.scenario.cluster.gpus for case in (now, then)],
-        "load": [case.offered_load for case in (now, then)],
+        "gpus": [experiment.scenario.cluster.gpus for experiment in (now, then)],
+        "load": [experiment.offered_load for experiment in (now, then)],
         "jitter_s": now.scenario.jitter_s,
         "policies": rows,
     }
 
 
-def _run(cases: tuple[JobsCase, JobsCase], task: tuple[int, int]) -> JobsRecord:
-    case = cases[task[0]]
-    return run_policy(case, case.policies[task[1]])
+def _run(experiments: tuple[JobExperiment, JobExperiment], task: tuple[int, int]) -> JobsRecord:
+    experiment = experiments[task[0]]
+    return run_policy(experiment, experiment.policies[task[1]])
 
 
-def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
-    before, after = (by_job(record, case.scenario.cluster.gpus) for case, record in runs)
-    now, then = (figures(record, case.scenario.cluster.gpus) for case, record in runs)
+def _change(*runs: tuple[JobExperiment, JobsRecord]) -> dict[str, Any]:
+    before, after = (by_job(record, experiment.scenario.cluster.gpus) for experiment, record in runs)
+    now, then = (figures(record, experiment.scenario.cluster.gpus) for experiment, record in runs)
     blocks = Blocks.of(runs[0][0].jobs.submit_ns / NS_PER_S)
     return {"now": now, "then": then, "change": against(after, before, blocks), "block_s": blocks.block_s}
 
@@ -299,7 +299,7 @@ MAX_NODES: Final = 100_000
 
 
 def capacity_document(
-    case: JobsCase,
+    experiment: JobExperiment,
     wait_s: float,
     key: str = "mean",
     by: Literal["load", "nodes"] = "load",
@@ -319,10 +319,10 @@ def capacity_document(
         InputError: no number of nodes is enough.
     """
     waits_s: dict[float, float] = {}
-    changed, most_refused = (_at_load, None) if by == "load" else (_with_nodes, _figures(case)["jobs"]["refused"])
+    changed, most_refused = (_at_load, None) if by == "load" else (_with_nodes, _figures(experiment)["jobs"]["refused"])
 
     def keeps(value: float) -> bool:
-        waits_s[value] = measured_s = _wait_s(changed(case, value), key, most_refused)
+        waits_s[value] = measured_s = _wait_s(changed(experiment, value), key, most_refused)
         on_trial(value, measured_s)
         return measured_s <= wait_s
 
@@ -333,14 +333,14 @@ def capacity_document(
         broken = [{"load": load, "wait_s": waits_s[load] if isfinite(waits_s[load]) else None} for load in below]
         answer = {"load_kept": low, "load_broken": high, "broken_below": broken}
     else:
-        nodes = _fewest_nodes(keeps, case.scenario.cluster.nodes[0])
+        nodes = _fewest_nodes(keeps, experiment.scenario.cluster.nodes[0])
         answer = {"nodes": nodes, "wait_there_s": waits_s[nodes]}
     return {
         "schema": CAPACITY_SCHEMA,
-        "scenario": case.scenario.name,
-        "policy": case.policies[0].name,
-        "load_now": case.load,
-        "nodes_now": case.scenario.cluster.nodes[0].count,
+        "scenario": experiment.scenario.name,
+        "policy": experiment.policies[0].name,
+        "load_now": experiment.load,
+        "nodes_now": experiment.scenario.cluster.nodes[0].count,
         "limit": {"of": key, "wait_s": wait_s},
         **answer,
     }
@@ -378,26 +378,26 @@ def _fewest_nodes(keeps: Callable[[float], bool], group: NodesSection) -> int:
     return high
 
 
-def _at_load(case: JobsCase, load: float) -> JobsCase:
-    return replace(case, jobs=case.jobs.at_load(load, case.scenario.cluster.gpus))
+def _at_load(experiment: JobExperiment, load: float) -> JobExperiment:
+    return replace(experiment, jobs=experiment.jobs.at_load(load, experiment.scenario.cluster.gpus))
 
 
-def _with_nodes(case: JobsCase, nodes: float) -> JobsCase:
-    cluster = case.scenario.cluster
+def _with_nodes(experiment: JobExperiment, nodes: float) -> JobExperiment:
+    cluster = experiment.scenario.cluster
     groups = (cluster.nodes[0].model_copy(update={"count": int(nodes)}), *cluster.nodes[1:])
-    scenario = case.scenario.model_copy(update={"cluster": cluster.model_copy(update={"nodes": groups})})
-    changed = read_case(scenario, case.source, case.images_s)
-    return replace(changed, jobs=case.jobs)  # the same arrivals, although more nodes change the load
+    scenario = experiment.scenario.model_copy(update={"cluster": cluster.model_copy(update={"nodes": groups})})
+    changed = read_case(scenario, experiment.source, experiment.images_s)
+    return replace(changed, jobs=experiment.jobs)  # the same arrivals, although more nodes change the load
 
 
-def _figures(case: JobsCase) -> dict[str, Any]:
+def _figures(experiment: JobExperiment) -> dict[str, Any]:
     """Return metrics of a run of the first policy."""
-    return figures(run_policy(case, case.policies[0]), case.scenario.cluster.gpus)
+    return figures(run_policy(experiment, experiment.policies[0]), experiment.scenario.cluster.gpus)
 
 
-def _wait_s(case: JobsCase, key: str, most_refused: int | None) -> float:
+def _wait_s(experiment: JobExperiment, key: str, most_refused: int | None) -> float:
     """Return a wait's statistic; infinite if jobs are not done, or too many are refused."""
-    result = _figures(case)
+    result = _figures(experiment)
     is_lost = result["jobs"]["unfinished"] or (most_refused is not None and result["jobs"]["refused"] > most_refused)
     wait_s: float | None = result["wait_s"][key]
     return float("inf") if is_lost or wait_s is None else wait_s
@@ -413,38 +413,38 @@ FACTOR: Final = 2.0
 Numbers = NDArray[np.float64]
 
 
-def validation_document(case: JobsCase, candidate: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
+def validation_document(experiment: JobExperiment, candidate: NamedPolicy, jobs: int = 1) -> dict[str, Any]:
     """Compare one policy's waits with the recorded ones, of jobs that have both.
 
     Raises:
         InputError: the log recorded no waits, or too few.
     """
-    record = run_policy(case, candidate)
-    columns = by_job(record, case.scenario.cluster.gpus)
-    recorded_s, is_compared = recorded(case, columns)
+    record = run_policy(experiment, candidate)
+    columns = by_job(record, experiment.scenario.cluster.gpus)
+    recorded_s, is_compared = recorded(experiment, columns)
     if is_compared.sum() < 2:
         problem = "the log recorded no waits that could be compared; import it with the columns of its starts"
-        raise InputError(case.source, "trace", problem)
-    blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
+        raise InputError(experiment.source, "trace", problem)
+    blocks = Blocks.of(experiment.jobs.submit_ns / NS_PER_S)
     simulated = columns["wait_s"]
     groups = groups_of(record, is_compared, simulated_mean_s=simulated, recorded_mean_s=recorded_s)
-    gpus, jitter_s = case.scenario.cluster.gpus, case.scenario.jitter_s
+    gpus, jitter_s = experiment.scenario.cluster.gpus, experiment.scenario.jitter_s
     return {
         "schema": VALIDATION_SCHEMA,
-        "scenario": case.scenario.name,
+        "scenario": experiment.scenario.name,
         "policy": candidate.name,
-        "load": case.offered_load,
+        "load": experiment.offered_load,
         "gpus": gpus,
-        "busy_gpus": busy_of(case.jobs, gpus)[0],
+        "busy_gpus": busy_of(experiment.jobs, gpus)[0],
         "jobs": int(is_compared.sum()),
-        "left_out": int(len(case.jobs) - is_compared.sum()),
+        "left_out": int(len(experiment.jobs) - is_compared.sum()),
         "simulated_s": spread(simulated[is_compared]),
         "recorded_s": spread(recorded_s[is_compared]),
         "jitter_s": jitter_s,
-        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(candidate,)), jobs)) if jitter_s else None,
+        "jitter_wait_s": band(jittered_waits_s(replace(experiment, policies=(candidate,)), jobs)) if jitter_s else None,
         "error_share": blocks.share(simulated, recorded_s, is_compared),
         "error_s": float((simulated - recorded_s)[is_compared].mean()),
-        "log_error": log_error(case, columns),
+        "log_error": log_error(experiment, columns),
         **_closeness(simulated[is_compared], recorded_s[is_compared]),
         "groups": [row for row, _ in groups],
     }

@@ -179,7 +179,9 @@ class OwnDocument(Document):
     @property
     def document(self) -> Mapping[str, Any]:
         """The fields as plain data; paths as text."""
-        return {each.name: plain(getattr(self, each.name)) for each in fields(self) if each.name not in self._left_out}
+        return {
+            field.name: plain(getattr(self, field.name)) for field in fields(self) if field.name not in self._left_out
+        }
 
 
 def plain(value: Any) -> Any:

@@ -251,7 +251,9 @@ def require_file(path: Path, limit: int, *, source: str = "", key: str = "", hin
     if not stat.S_ISREG(status.st_mode):
         raise _unreadable(path, "this is a device or a pipe; name a file", source, key)
     if status.st_size > limit:
-        problem = f"has {status.st_size / 1e6:,.0f} MB; allowed are {limit / 1e6:,.0f}: is it the file that you mean?"
+        problem = (
+            f"has {status.st_size / 1e6:,.0f} MB; expected at most {limit / 1e6:,.0f}: is it the file that you mean?"
+        )
         raise _unreadable(path, problem, source, key)
 
 
@@ -270,7 +272,7 @@ def possible_path(text: str) -> str:
         raise ValueError("is empty; name a file")
     parts = [os.fsencode(part) for part in (text, *Path(text).parts)] if text.isprintable() else [b""]
     if not text.isprintable() or max(map(len, parts[1:]), default=0) > LONGEST_NAME or len(parts[0]) > LONGEST_PATH:
-        problem = f"allowed are printable characters, {LONGEST_NAME} bytes in a name and {LONGEST_PATH} in all"
+        problem = f"expected printable characters, {LONGEST_NAME} bytes in a name and {LONGEST_PATH} in all"
         raise ValueError(f"{text!r:.80} can't be a path; {problem}")
     return text
 

@@ -121,7 +121,7 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     except ValueError:  # Python's limit on digits
         number = None
     if number is None or (isinstance(number, int) and abs(number) >= 2**63):
-        raise _refused(f"{node.value:.20}... has {len(node.value)} digits; allowed are 18", node.start_mark)
+        raise _refused(f"{node.value:.20}... has {len(node.value)} digits; expected at most 18", node.start_mark)
     return number
 
 
@@ -185,7 +185,7 @@ def parse(model: type[Document], text: str, source: str) -> Document:
 def mapping(text: str, source: str) -> dict[str, Any]:
     """Read YAML `text` as keys and plain values; raises `InputError` if it isn't, or exceeds a document's limits."""
     if len(text) > MAX_CHARACTERS:
-        problem = f"has {len(text):,} characters; allowed are {MAX_CHARACTERS:,}: is it the file that you mean?"
+        problem = f"has {len(text):,} characters; expected at most {MAX_CHARACTERS:,}: is it the file that you mean?"
         raise InputError(source, "", problem)
     try:
         _require_bounded(text)
@@ -227,7 +227,7 @@ def validate(model: type[Document], raw: dict[str, Any], source: str) -> Documen
     if allowed and schema is not None and schema not in allowed:
         kind = _KINDS.get(str(schema).partition("/")[0])
         prefix = f"{kind}; " if kind else ""
-        raise InputError(source, "schema", f"found {schema!r:.80}: {prefix}wanted here is {allowed[0]!r}")
+        raise InputError(source, "schema", f"found {schema!r:.80}: {prefix}expected {allowed[0]!r}")
     try:
         # Through JSON, because pydantic's strict mode takes lists for tuples and text for enums only from there.
         return model.model_validate_json(json.dumps(raw))
@@ -316,9 +316,9 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
         tag, names = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
         if names <= _FORMS.keys():
             literals = sorted(_words_in([_fields(each)[parts[-1]] for each in _follow(model, location[:-1])[1]]))
-            allowed = " or ".join(_FORMS[each] for each in sorted(names, reverse=True))
+            allowed = " or ".join(_FORMS[name] for name in sorted(names, reverse=True))
             allowed = allowed.replace("a word", f"a word ({', '.join(literals)})", 1) if literals else allowed
-            return InputError(source, ".".join(parts), f"allowed is {allowed} (found {first['input']!r:.80}){more}")
+            return InputError(source, ".".join(parts), f"expected {allowed} (found {first['input']!r:.80}){more}")
         key = ".".join([*parts, first["ctx"]["discriminator"].strip("'")])
         return InputError(source, key, f"unknown {tag!r}; {nearest(tag, names)}{more}")
     if first["type"] == "union_tag_not_found":
@@ -471,7 +471,7 @@ def plain_name(text: str) -> str:
         return text
     near = as_name(text)
     allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
-    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {near}" if near else ""))
+    raise ValueError(f"{text!r:.80} can't be a name; expected {allowed}" + (f", such as {near}" if near else ""))
 
 
 def as_name(text: str, otherwise: str = "") -> str:

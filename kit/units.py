@@ -24,7 +24,7 @@ def parse_duration(text: str) -> float:
     try:
         return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
     except ValueError:
-        problem = f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 2d, 200ms"
+        problem = f"no duration: {text!r:.40}; expected seconds as a number, or 45s, 5m, 1h, 2d, 200ms"
         near = _LONG_UNIT.fullmatch(text.strip()[:40].lower())
         unit = "ms" if near and near[2].startswith("milli") else near[2][0] if near else ""
         raise ValueError(f"{problem}; write {near[1]}{unit}" if near else problem) from None

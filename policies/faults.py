@@ -1,7 +1,7 @@
 """Faults, in simulation and on executors: those that a scenario plans, and the one rule by which a failed server
 restarts.
 
-Simulator and hardware inject the same faults by different means: a `Crash` is a simulated failure in one and a real
+Simulator and executors inject the same faults by different means: a `Crash` is a simulated failure in one and a real
 `SIGKILL` in the other. No core receives a fault before it is an event. This module has no clock and touches no process.
 """
 

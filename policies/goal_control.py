@@ -267,5 +267,5 @@ class Steered:
         if control is None:
             raise ValueError(f"this router was made without `control`; no {name} can be set")
         if value is not None and not (isfinite(value) and value >= 0.0):
-            raise ValueError(f"a {name} of {value:g}; allowed are 0 for none, numbers above it, and None")
+            raise ValueError(f"a {name} of {value:g}; expected 0 for none, numbers above it, and None")
         return control

@@ -3,7 +3,7 @@
 `MemoryBook` accounts for the server's device memory: its charges, and whether more fits. It frees and loads nothing.
 
 `GreedyScheduler` batches requests from the router, picks the best-fitting instance, loads and unloads instances. It
-uses no clock, device or tensor: simulator and hardware drive this same class. Points that the algorithm leaves open
+uses no clock, device or tensor: simulator and executors drive this same class. Points that the algorithm leaves open
 follow the readings of `docs/paper-map.md`. States, events and invariants: `docs/theory-of-operation.md`.
 """
 

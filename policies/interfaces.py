@@ -52,10 +52,10 @@ class RewardTerms(msgspec.Struct, frozen=True):
 
 
 def reward_terms(
-    weights: RewardWeights, *, p_acc: float, mean_top1: float, latency_s: float, energy_j: float, gpu_var: float
+    weights: RewardWeights, *, p_acc: float, mean_accuracy: float, latency_s: float, energy_j: float, gpu_var: float
 ) -> RewardTerms:
     """Return Eq. 7. `p_acc` in [0, 1]; `gpu_var` is the variance over servers of utilization as a share."""
-    centred = p_acc - mean_top1 if weights.centre else p_acc
+    centred = p_acc - mean_accuracy if weights.centre else p_acc
     return RewardTerms(
         accuracy=weights.alpha * centred,
         latency=-weights.beta * latency_s,
@@ -93,15 +93,15 @@ class AccuracyPrior:
         ValueError: no tuples, or tuples of several lengths; on a call, a tuple that is empty or longer than S.
     """
 
-    def __init__(self, top1: Mapping[tuple[float, ...], float]) -> None:
-        if not top1:
+    def __init__(self, accuracies: Mapping[tuple[float, ...], float]) -> None:
+        if not accuracies:
             raise ValueError("an accuracy table needs at least one width tuple")
-        if len({len(widths) for widths in top1}) > 1:
+        if len({len(widths) for widths in accuracies}) > 1:
             raise ValueError("the width tuples of an accuracy table must have one length")
-        self.top1 = dict(sorted(top1.items()))
-        self.mean_top1 = mean(tuple(self.top1.values()))
+        self.accuracies = dict(sorted(accuracies.items()))
+        self.mean_accuracy = mean(tuple(self.accuracies.values()))
         by_prefix: dict[tuple[float, ...], list[float]] = {}
-        for widths, value in self.top1.items():
+        for widths, value in self.accuracies.items():
             for length in range(1, len(widths) + 1):
                 by_prefix.setdefault(widths[:length], []).append(value)
         self._prior = {prefix: mean(values) for prefix, values in by_prefix.items()}
@@ -303,7 +303,7 @@ class RouterConfig:
     max_retries: int = 3
     shed_expired: bool = False
     max_batching_delay_ns: int = 0
-    top1: tuple[float, ...] = ()
+    accuracies: tuple[float, ...] = ()
     classes: tuple[str, ...] = ()
     models: tuple[tuple[float, ...], ...] = ()
     model_of: tuple[int, ...] = ()
@@ -362,8 +362,8 @@ class RouterConfig:
         return tuples_within(self.model_widths, self.segments)
 
 
-def top1_of(config: RouterConfig, prior: AccuracyPrior) -> tuple[float, ...]:
-    """Return the accuracy table for `RouterConfig.top1`; empty if it would have more than `MAX_TUPLES`."""
+def accuracies_of(config: RouterConfig, prior: AccuracyPrior) -> tuple[float, ...]:
+    """Return the accuracy table for `RouterConfig.accuracies`; empty if it would have more than `MAX_TUPLES`."""
     if sum(len(widths) ** config.segments for widths in config.model_widths) > MAX_TUPLES:
         return ()
     return tuple(prior(widths) for widths in config.width_tuples())

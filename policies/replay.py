@@ -433,7 +433,9 @@ _WORDS: dict[str, type[Any]] = {
 def to_jsonable(value: Any) -> Any:
     """Convert an event, a command or a part of one to plain data; a word is a dict with its class name under `is`."""
     if isinstance(value, msgspec.Struct | RouterConfig | GreedyParams):
-        names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else [each.name for each in fields(value)]
+        names = (
+            value.__struct_fields__ if isinstance(value, msgspec.Struct) else [field.name for field in fields(value)]
+        )
         return {"is": type(value).__name__, **{name: to_jsonable(getattr(value, name)) for name in names}}
     if isinstance(value, tuple | list):
         return [to_jsonable(item) for item in value]

@@ -220,7 +220,7 @@ class _Server:
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """The complete state of a router's core; `waiting` is the FIFO, the oldest first; `top1`: see `RouterConfig`."""
+    """The complete state of a router's core; `waiting` is the FIFO, the oldest first; `accuracies`: see `RouterConfig`."""
 
     arrived: int
     completed: int
@@ -237,7 +237,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     question: _Question | None
     decision: int
     all_at_cap: bool
-    top1: tuple[float, ...]
+    accuracies: tuple[float, ...]
     freed: list[int]
 
 
@@ -258,8 +258,8 @@ class RouterCore:
         self._tallies = [_Tally() for _ in range(config.class_count)]
         self._room = _Room()
         self._own_limit_ns = FOLLOW_NS
-        self._top1: dict[tuple[float, ...], float] | None = None
-        self._take_top1(config.top1)
+        self._accuracies: dict[tuple[float, ...], float] | None = None
+        self._take_accuracies(config.accuracies)
         self._requests: dict[int, _Request] = {}
         self._fifo: KeyedFifo[_QueueKey] = KeyedFifo()
         self._micro_batches: dict[int, _OpenMicroBatch] = {}
@@ -285,7 +285,7 @@ class RouterCore:
             BatchingDelayRule: self._set_batching_delay_rule,
             GoalSet: self._set_goal,
             OwnLimit: self._set_limit,
-            ModelChanged: self._set_top1,
+            ModelChanged: self._set_accuracies,
             ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
@@ -339,7 +339,7 @@ class RouterCore:
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
                 self._room, self._requests, self._fifo.in_order(), self._micro_batches, servers,
                 self._batching_delays.state(), self._question, self._decision, self._all_at_cap,
-                tuple((self._top1 or {}).values()), list(self._freed),
+                tuple((self._accuracies or {}).values()), list(self._freed),
             )
         )  # fmt: skip
 
@@ -368,7 +368,7 @@ class RouterCore:
         self._decision = state.decision
         self._all_at_cap = state.all_at_cap
         self._freed.extend(state.freed)
-        self._take_top1(state.top1)
+        self._take_accuracies(state.accuracies)
 
     # ---------------------------------------------------------------------------------------------------- events
 
@@ -642,12 +642,12 @@ class RouterCore:
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
 
-    def _set_top1(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
-        self._take_top1(event.top1)
+    def _set_accuracies(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._take_accuracies(event.accuracies)
 
-    def _take_top1(self, top1: tuple[float, ...]) -> None:
+    def _take_accuracies(self, accuracies: tuple[float, ...]) -> None:
         """Set the accuracy of each width tuple, used from now on to count completed requests."""
-        self._top1 = dict(zip(self.config.width_tuples(), top1, strict=True)) if top1 else None
+        self._accuracies = dict(zip(self.config.width_tuples(), accuracies, strict=True)) if accuracies else None
 
     def _limit_ns_of(self, tally: _Tally) -> int:
         """Return a class's limit of p99 latency in force: the router's own, or the operator's; 0 for none."""
@@ -738,13 +738,13 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        tally, top1 = self._tallies[entries[0].service_class], self._top1  # a micro-batch is of one class
+        tally, accuracies = self._tallies[entries[0].service_class], self._accuracies  # a micro-batch is of one class
         limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)
         tally.completed += len(requests)
         for request, entry, is_right in zip(requests, entries, correct, strict=True):
-            if top1 is not None:
-                tally.accuracy_sum += top1[entry.widths]
+            if accuracies is not None:
+                tally.accuracy_sum += accuracies[entry.widths]
             if 0 < limit_ns < now_ns - entry.arrived_ns:
                 tally.late += 1
             note_end(self._room, len(self._requests), 0 < tally.goal.limit_ns < now_ns - entry.arrived_ns)

@@ -93,7 +93,7 @@ def rule_from_dict(raw: Mapping[str, Any], source: str = "rule") -> RuleSpec:
     """
     kind = str(raw.get("kind"))
     if raw.get("schema") != SCHEMA:
-        raise InputError(source, "schema", f"found {raw.get('schema')!r}; allowed is {SCHEMA!r}")
+        raise InputError(source, "schema", f"found {raw.get('schema')!r}; expected {SCHEMA!r}")
     if kind not in RULES:
         raise InputError(source, "kind", f"unknown {kind!r}; {nearest(kind, RULES)}")
     parameters = {key: value for key, value in raw.items() if key not in ("schema", "kind")}
@@ -174,7 +174,7 @@ class CheckedRouter:
             raise WorkError(f"{self.name}: p99_limit_ns: {failure(error)}") from error
         if type(limit_ns) is not int or not FOLLOW_NS <= limit_ns < MAX_BATCHING_DELAY:
             allowed = f"whole nanoseconds, 0 for none, or {FOLLOW_NS} for the operator's"
-            raise WorkError(f"{self.name}: p99_limit_ns is {in_a_line(repr(limit_ns))}; allowed are {allowed}")
+            raise WorkError(f"{self.name}: p99_limit_ns is {in_a_line(repr(limit_ns))}; expected {allowed}")
         return limit_ns
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
@@ -214,25 +214,23 @@ def batching_delay_problem(batching_delay: BatchingDelay, view: ClusterView, mos
             "these candidates may not be held now (view.batching_delay_left_ns is 0; see router.max_batching_delay_s)"
         )
     if type(batching_delay.requests) is not int or type(batching_delay.wait_ns) is not int:
-        return "allowed are Python's int for requests and wait_ns"
+        return "expected Python's int for requests and wait_ns"
     if not view.candidates < batching_delay.requests <= most:
-        return (
-            f"allowed requests are from {view.candidates + 1} (one more than wait) to {most} (the largest micro-batch)"
-        )
+        return f"expected requests: from {view.candidates + 1} (one more than wait) to {most} (the largest micro-batch)"
     return None if batching_delay.wait_ns >= 1 else "wait_ns must be above 0"
 
 
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:
     """Return what is wrong with a choice for a view, and what is expected; None if it is valid."""
     if not isinstance(choice, Choice):
-        return "allowed is a policies.vocabulary.Choice(server, width, micro_batch_size)"
+        return "expected a policies.vocabulary.Choice(server, width, micro_batch_size)"
     if type(choice.server) is not int or type(choice.width) is not float or type(choice.micro_batch_size) is not int:
         kinds = ", ".join(type(part).__name__ for part in (choice.server, choice.width, choice.micro_batch_size))
-        return f"allowed are Python's int, float and int for server, width and micro-batch size, not {kinds}"
+        return f"expected Python's int, float and int for server, width and micro-batch size, not {kinds}"
     valid = [index for index, server in enumerate(view.servers) if server.valid]
     if choice.server not in valid:
-        return f"allowed servers are those that are valid now: {', '.join(map(str, valid))}"
+        return f"expected servers: those that are valid now: {', '.join(map(str, valid))}"
     held = [width for width, is_held in zip(widths, view.servers[choice.server].widths, strict=True) if is_held]
     if choice.width not in held:
-        return f"allowed widths on server {choice.server} are {', '.join(map(str, held))}"
-    return None if choice.micro_batch_size >= 1 else "allowed micro_batch_size is a whole number from 1"
+        return f"expected widths on server {choice.server}: {', '.join(map(str, held))}"
+    return None if choice.micro_batch_size >= 1 else "expected: micro_batch_size, a whole number from 1"

@@ -273,7 +273,7 @@ class _Writer:
         memory.path_units_at = self._plan.add(np.array(router.path_units, np.float64))
         if router.control is not None:
             memory.control_at = self._control(router.control)
-        coming = np.array([astuple(each) for each in router.servers], Coming.dtype)
+        coming = np.array([astuple(server) for server in router.servers], Coming.dtype)
         self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, coming.view(np.int64)]))
         first = at + CompassMemory.size
 

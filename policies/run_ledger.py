@@ -1,6 +1,6 @@
 """The ledger of a run: it observes every step of every core, and turns them into records and credits (Eq. 7).
 
-Simulator and hardware feed it the same steps, so records mean the same. It neither decides nor measures anything.
+Simulator and executors feed it the same steps, so records mean the same. It neither decides nor measures anything.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ class Ledger:
         return reward_terms(
             self._weights,
             p_acc=p_acc,
-            mean_top1=self._prior.mean_top1,
+            mean_accuracy=self._prior.mean_accuracy,
             latency_s=latency_s,
             energy_j=energy_j,
             gpu_var=self._variance(),

@@ -162,7 +162,7 @@ class DeviceTotals:
 
     Attributes:
         extrapolated_s: time simulated with more batches at once than its profile was measured with.
-        unmetered_s: time on hardware without readings of its sensor; no energy counts for it.
+        unmetered_s: time on executors without readings of its sensor; no energy counts for it.
     """
 
     name: str
@@ -331,8 +331,8 @@ class RunRecord:
     """All records of a run.
 
     Attributes:
-        log: every step of every core, or on hardware of the router's; empty unless requested.
-        arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from its
+        log: every step of every core, or on executors of the router's; empty unless requested.
+        arrival_lags_ns: for each arrival on executors, how late the load generator was (its latency counts from its
             due time); empty in simulation, which has no lag.
         downtimes: in the order in which servers went down.
         router_busy_ns: CPU time of the router's process, without polling for messages; 0 in simulation.
@@ -342,7 +342,7 @@ class RunRecord:
             measures the speed of its core; empty in simulation.
         background_load: that of the device with the most; None in simulation, and if it is unknown.
         cpu: the use of the host's CPU by the router and workers; None in simulation.
-        worker_logs: on hardware, if `log` is kept, of every incarnation that came up, by server and incarnation.
+        worker_logs: on executors, if `log` is kept, of every incarnation that came up, by server and incarnation.
         router_costs, handovers, cpu_work: samples from hardware of costs that simulation takes from profiles.
         clocks: at the end, for every server whose clock isn't the router's.
     """

@@ -1,6 +1,6 @@
 """The vocabulary of decisions: requests, micro-batches, batches, events and commands.
 
-Simulator and hardware share it: both turn what happens into *events*, pass them to a decision core
+Simulator and executors share it: both turn what happens into *events*, pass them to a decision core
 (`policies.greedy_scheduler.GreedyScheduler`, `policies.router_core.RouterCore`) together with the time, and execute the
 *commands* that it returns. Everything here is frozen and made of numbers, so that a log can be stored and replayed; and
 a msgspec struct, which takes a fifth of a frozen dataclass's time to create (a simulated decision creates dozens).
@@ -264,9 +264,9 @@ class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ModelChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Requests that begin from now on use other weights; `top1`: see `RouterConfig`."""
+    """Requests that begin from now on use other weights; `accuracies`: see `RouterConfig`."""
 
-    top1: tuple[float, ...]
+    accuracies: tuple[float, ...]
 
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):

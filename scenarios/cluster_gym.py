@@ -48,8 +48,8 @@ from scenarios.terminal.progress import say
 
 if TYPE_CHECKING:
     from policies.run_records import RunColumns
+    from scenarios.experiment.resolved_scenario import Experiment
     from scenarios.metrics.run_result import Simulator
-    from scenarios.world.resolved_scenario import World
     from sim.cluster_env import Run, SlimClusterEnv
     from sim.compiled.vector_env import SlimClusterVectorEnv
     from sim.simulated_cluster import RunSpec
@@ -88,26 +88,29 @@ def make_env(
         raise InputError(ID, "engine", f"{engine!r}; {nearest(str(engine), get_args(Simulator))}")
     if engine == "compiled":
         _tell_compiling("sim.compiled.event_loop", "run_cluster")
-    return world_env(_world(scenario, changes), duration_s, engine, batching_delays_s)
+    return experiment_env(_experiment(scenario, changes), duration_s, engine, batching_delays_s)
 
 
-def world_env(
-    world: World, duration_s: float | None = None, engine: Simulator = "simpy", batching_delays_s: Sequence[float] = ()
+def experiment_env(
+    experiment: Experiment,
+    duration_s: float | None = None,
+    engine: Simulator = "simpy",
+    batching_delays_s: Sequence[float] = (),
 ) -> SlimClusterEnv:
-    """Make an environment for a world; each episode is one run of `duration_s` (the training horizon by default).
+    """Make an environment for an experiment; each episode is one run of `duration_s` (the training horizon by default).
 
     On either engine observations and rewards are the same, bit for bit.
     """
     from policies.observation import ObservationSpec
     from sim.cluster_env import SlimClusterEnv
 
-    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-    simulate = partial(_simulated, world, _plan(world, duration_s), engine)
+    limits_w = tuple(profile.power.cap_w for profile in experiment.profiles)
+    simulate = partial(_simulated, experiment, _plan(experiment, duration_s), engine)
     return SlimClusterEnv(simulate, ObservationSpec(limits_w), batching_delays_s, figures_of)
 
 
-def _simulated(world: World, plan: Callable[[int], RunSpec], engine: Simulator, seed: int) -> Run:
-    return world.simulation(plan(seed), engine)
+def _simulated(experiment: Experiment, plan: Callable[[int], RunSpec], engine: Simulator, seed: int) -> Run:
+    return experiment.simulation(plan(seed), engine)
 
 
 def make_vector_env(
@@ -129,10 +132,10 @@ def make_vector_env(
     _require_undrawn(render_mode)
     if not isinstance(num_envs, Integral) or num_envs < 1:
         raise InputError(ID, "num_envs", f"{num_envs!r}: must be a whole number from 1")
-    world = _world(scenario, changes)
-    plan = _plan(world, duration_s)
+    experiment = _experiment(scenario, changes)
+    plan = _plan(experiment, duration_s)
     _tell_compiling("sim.compiled.vector_env", "step_clusters")
-    return SlimClusterVectorEnv(world.cluster, plan, num_envs, batching_delays_s, figures_of)
+    return SlimClusterVectorEnv(experiment.cluster, plan, num_envs, batching_delays_s, figures_of)
 
 
 def _require_undrawn(render_mode: str | None) -> None:
@@ -163,29 +166,29 @@ def figures_of(run: RunSpec, columns: RunColumns) -> Mapping[str, float]:
     return {name: nan if value is None else float(value) for name, value in figures.items()}
 
 
-def _world(scenario: str | Path, changes: Mapping[str, Any] | None) -> World:
+def _experiment(scenario: str | Path, changes: Mapping[str, Any] | None) -> Experiment:
+    from scenarios.experiment.scenario_building import default_folder, make_experiment
     from scenarios.files.bundled_files import scenario_file
     from scenarios.files.scenario_reading import load_scenario
-    from scenarios.world.scenario_building import default_folder, make_world
 
     read = load_scenario(scenario_file(Path(scenario)), changes)
     if read.classes:
         raise InputError(read.name, "classes", f"{ID} shows no classes of requests; leave them out")
-    return make_world(read, default_folder(read))
+    return make_experiment(read, default_folder(read))
 
 
-def _plan(world: World, duration_s: float | None) -> Callable[[int], RunSpec]:
+def _plan(experiment: Experiment, duration_s: float | None) -> Callable[[int], RunSpec]:
     """Map a seed to an episode of such a length, by default of the training horizon."""
-    horizon_s = world.scenario.training.horizon_s if duration_s is None else duration_s
+    horizon_s = experiment.scenario.training.horizon_s if duration_s is None else duration_s
     if not (isinstance(horizon_s, Real) and 0 < horizon_s < inf):
-        raise InputError(ID, "duration_s", f"{duration_s!r}: allowed is a number of seconds above 0")
-    return partial(_episode, world, horizon_s)
+        raise InputError(ID, "duration_s", f"{duration_s!r}: expected a number of seconds above 0")
+    return partial(_episode, experiment, horizon_s)
 
 
-def _episode(world: World, horizon_s: float, seed: int) -> RunSpec:
-    from scenarios.world.workloads import TraceSlice
+def _episode(experiment: Experiment, horizon_s: float, seed: int) -> RunSpec:
+    from scenarios.experiment.workloads import TraceSlice
 
-    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", trace_slice=TraceSlice())
+    return experiment.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", trace_slice=TraceSlice())
 
 
 if ID not in gymnasium.registry:

@@ -163,7 +163,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         if not is_one or not all(0 <= part < most for part, most in zip(parts, self._choices, strict=True)):
             names = ("server", "width index", "micro-batch size index", "batching_delay")[: len(self._choices)]
             allowed = f"({', '.join(names)}), whole numbers from 0 and below {self._choices}"
-            raise ValueError(f"action {np.asarray(action).tolist()}: allowed are {allowed}")
+            raise ValueError(f"action {np.asarray(action).tolist()}: expected {allowed}")
         return parts
 
     def _legal(self, view: ClusterView, action: Action) -> tuple[Choice | BatchingDelay, bool]:

@@ -65,7 +65,7 @@ def text_of(result: Any) -> str:
         case "Plan":
             return format_plan(result)
         case _:
-            scores = ((each, format_score(each.score)) for each in result.routers)
+            scores = ((router, format_score(router.score)) for router in result.routers)
             return "\n".join(f"{each.kind}: {score}\nrouter: {each.path}" for each, score in scores)
 
 

@@ -209,14 +209,16 @@ class _FamilyFolder:
 
     def calibrated(self, widths: Sequence[float]) -> dict[str, Profile]:
         """Return each server's profile, by its name; the scenario then has a load at which its routers differ."""
+        from scenarios.experiment.scenario_building import read_profiles
         from scenarios.job.profile_stages import make_profiles
-        from scenarios.world.scenario_building import read_profiles
 
         run = begin(self.scenario)
         with run.opened():
             make_profiles(run)
         profiles = read_profiles(run.scenario, run.folder.path)
-        most = [sum(_img_s(_curve(each, width)) for each in profiles.values()) for width in (widths[0], widths[-1])]
+        most = [
+            sum(_img_s(_curve(profile, width)) for profile in profiles.values()) for width in (widths[0], widths[-1])
+        ]
         self._write_scenario(_SHARE_OF_CAPACITY * sqrt(most[0] * most[1]))
         return profiles
 
@@ -224,7 +226,7 @@ class _FamilyFolder:
     def _own_classes(self) -> set[str]:
         from hw.networks.model_families import own_classes
 
-        return own_classes(each.member for each in self.members)
+        return own_classes(member.member for member in self.members)
 
     def _write_scenario(self, rate_img_s: float) -> None:
         from hw.device_settings import local_devices
@@ -232,7 +234,7 @@ class _FamilyFolder:
         from kit.strict import as_name
 
         devices = local_devices()
-        held_bytes = sum(each.network.held_bytes() for each in self.members)
+        held_bytes = sum(member.network.held_bytes() for member in self.members)
         network = "".join(f"  network: '{own}'\n" for own in self._own_classes)
         text = _TEXT.format(
             file=self.scenario,
@@ -328,8 +330,8 @@ def _answer(
 
 def _held_together(scenario: Path, spec: ModelSpec) -> dict[str, list[str]]:
     """Return, by server, the members that routers have it hold, if its memory does not hold all."""
-    world = begin(scenario).world()
-    sets = {server.name: world.working_set(number) for number, server in enumerate(world.cluster.servers)}
+    experiment = begin(scenario).experiment()
+    sets = {server.name: experiment.working_set(number) for number, server in enumerate(experiment.cluster.servers)}
     names = dict(zip(spec.widths, spec.labels, strict=True))
     return {server: [names[width] for width in held[0]] for server, held in sets.items() if held}
 
@@ -514,9 +516,9 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
     Raises:
         InputError: the scenario names no network.
     """
+    from scenarios.experiment.scenario_building import ACCURACY_FILE, read_accuracy
     from scenarios.job.network_stages import make_accuracy, make_model
     from scenarios.show.tables import UNBROKEN, Table, columns, to_text
-    from scenarios.world.scenario_building import ACCURACY_FILE, read_accuracy
 
     run = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is looked at
     section = run.scenario.model
@@ -527,7 +529,7 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
         if section.checkpoint is None:
             make_model(run)
         make_accuracy(run)
-    top1 = read_accuracy(run.scenario, run.folder.path).prior.top1
+    top1 = read_accuracy(run.scenario, run.folder.path).prior.accuracies
     spec = run.model.build().spec
     rows = [[", ".join(map(spec.name_of, widths)), f"{100 * value:.2f}"] for widths, value in top1.items()]
     notes = [f"model: {run.model.path}", f"accuracy: {run.folder / ACCURACY_FILE}"]

@@ -199,7 +199,7 @@ def _local(model: Path, asked_for: str | None, network: Network | None, *, out: 
     from calibrate import model_costs
     from hw.networks.network_files import ModelFile
     from scenarios.executors.device_choice import CALIBRATING, candidates, chosen_devices, require_free, require_served
-    from scenarios.world.scenario_building import device_section
+    from scenarios.experiment.scenario_building import device_section
 
     file = ModelFile(model, network)
     model_costs(file)
@@ -377,13 +377,13 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
     require_model(read, file.load()[1]["hash"], source, "model.hash")
     checked = device_calibration.profile_device(read, source)
     device_calibration.require_same(read, checked, source)
-    world = device_calibration.open_loop_world(read, checked, SEED)
-    seconds = device_calibration.open_loop_s(world)
+    experiment = device_calibration.open_loop_experiment(read, checked, SEED)
+    seconds = device_calibration.open_loop_s(experiment)
     warnings = (*stamp_warnings(read, checked), *other_programs(checked))
     for text in (*warnings, device_calibration.announced_check(read, POINTS, seconds)):
         listener.remark(text)
     metrics = list(device_calibration.solo_metrics(file, checked, read, POINTS, SEED, quiet=listener.quiet))
-    metrics += device_calibration.open_loop(file, world, read, seconds, SEED, quiet=listener.quiet)
+    metrics += device_calibration.open_loop(file, experiment, read, seconds, SEED, quiet=listener.quiet)
     metrics = [meaningful(metric) for metric in metrics]
     return CommandResult(
         check_document(read, warnings, metrics), format_check(read, metrics), code=0 if holds(metrics) else 1

@@ -74,7 +74,7 @@ class RunResult(Document):
     energies are of the whole run. A number is None if it means nothing: for example a latency if nothing was completed.
 
     Every number of docs/metrics.md is an attribute by its name: `run.latency_p99_s`, `run.energy_per_image_j`,
-    `run.images_completed`. So are `scenario`, `router`, `seed`, `mode` (`simulation` or `hardware`), `engine`,
+    `run.images_completed`. So are `scenario`, `router`, `seed`, `mode` (`simulation` or `executors`), `engine`,
     `provenance` (of the profiles) and `accuracy_provenance`.
     """
 
@@ -217,7 +217,7 @@ class Pair:
     rate_img_s: float | None
     repeat: int
     simulated: RunResult = field(repr=False)
-    hardware: RunResult = field(repr=False)
+    executors: RunResult = field(repr=False)
     error_pct: Mapping[str, float | None]
 
 
@@ -244,7 +244,7 @@ class Validation(Document):
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """One entry a hardware run."""
+        """One entry a executor run."""
         return tuple(map(_pair, self.document["pairs"]))
 
     def rows(self) -> list[dict[str, Any]]:
@@ -252,7 +252,7 @@ class Validation(Document):
         return [
             {"load": pair.load, "rate_img_s": pair.rate_img_s, "repeat": pair.repeat, **run.rows()[0]}
             for pair in self.pairs
-            for run in (pair.simulated, pair.hardware)
+            for run in (pair.simulated, pair.executors)
         ]
 
     def require_whole(self) -> None:
@@ -267,7 +267,7 @@ class Validation(Document):
 
 def _pair(row: Mapping[str, Any]) -> Pair:
     plain = {name: row[name] for name in ("router", "seed", "load", "rate_img_s", "repeat", "error_pct")}
-    return Pair(**plain, simulated=RunResult(row["simulated"]), hardware=RunResult(row["hardware"]))
+    return Pair(**plain, simulated=RunResult(row["simulated"]), executors=RunResult(row["executors"]))
 
 
 @dataclass(frozen=True)
@@ -359,8 +359,8 @@ class Training(OwnDocument):
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a router: its kind and file, and the score."""
         return [
-            {"path": str(each.path), **{key: value for key, value in each.score.items() if is_plain(value)}}
-            for each in self.routers
+            {"path": str(router.path), **{key: value for key, value in router.score.items() if is_plain(value)}}
+            for router in self.routers
         ]
 
     def require_whole(self) -> None:

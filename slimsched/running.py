@@ -110,9 +110,9 @@ def validate(
 
     names = run.scenario.validate_.routers
     with run.opened(), announcing_compilation(names, "compiled"):
-        world = run.world()
+        experiment = run.experiment()
         run.describe()
-        return Validation(stage.validate(run, with_decision_times(run, world, names)), run.folder.path)
+        return Validation(stage.validate(run, with_decision_times(run, experiment, names)), run.folder.path)
 
 
 @verb
@@ -245,11 +245,11 @@ def train(
     from scenarios.runs.simulated_runs import require_memory
 
     with run.opened(), announcing_compilation((PPO,), "compiled"):
-        world = run.world()
+        experiment = run.experiment()
         run.describe()
-        require_memory(world, "compiled")  # of the runs that score them
-        tell_overload(world)
-        scores = make_routers(run, world, kinds)
+        require_memory(experiment, "compiled")  # of the runs that score them
+        tell_overload(experiment)
+        scores = make_routers(run, experiment, kinds)
     trained = tuple(TrainedRouter(run.made(kind), score) for kind, score in scores.items())
     return Training(routers=trained, folder=run.folder.path)
 
@@ -315,9 +315,9 @@ def save_router(
         print(slimsched.simulate(short, path).router)
         ```
     """
+    from scenarios.experiment.scenario_building import default_folder, make_experiment
     from scenarios.learn.ppo_training import write_router
-    from scenarios.world.scenario_building import default_folder, make_world
 
     keys, path = load(scenario).keys, Path(out)
-    write_router(make_world(keys, default_folder(keys)), layers, path, deterministic)
+    write_router(make_experiment(keys, default_folder(keys)), layers, path, deterministic)
     return path

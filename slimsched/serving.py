@@ -156,11 +156,11 @@ def _opened(
     with run.opened(), announcing_compilation((router,)):
         url = f"{'https' if certificate else 'http'}://{listening.address}/v2/models/{run.scenario.name}"
         by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
-        world = run.world()
+        experiment = run.experiment()
         where = {"url": url, **({"grpc": listening.grpc} if listening.grpc else {})}
         journal.note("starting", f"serve: {url}{by_grpc} with {router}; it starts", **where, router=router)
-        warn_of_routers(world, (router,), run.folder.path)
-        return serve_stage.serve(run, world, router, room, limits, tokens, certificate, journal)
+        warn_of_routers(experiment, (router,), run.folder.path)
+        return serve_stage.serve(run, experiment, router, room, limits, tokens, certificate, journal)
 
 
 def _require_extras(*, speaks_grpc: bool) -> None:
@@ -192,7 +192,7 @@ def _mix(classes: Sequence[str]) -> dict[str, float]:
         except ValueError:
             mix[name] = 0.0
         if not name or not 0.0 < mix[name] < inf:
-            raise InputError("--classes", "", f"{text!r:.80}; allowed is NAME=NUMBER, a number above 0: gold=1")
+            raise InputError("--classes", "", f"{text!r:.80}; expected NAME=NUMBER, a number above 0: gold=1")
     return mix
 
 

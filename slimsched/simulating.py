@@ -47,6 +47,7 @@ from slimsched.working import (
 )
 
 if TYPE_CHECKING:
+    from scenarios.experiment.resolved_scenario import Experiment
     from scenarios.files.scenario_keys import CompareSection
     from scenarios.job.job_stages import Run
     from scenarios.metrics.router_comparison import Bounds
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from scenarios.metrics.run_result import Simulator
     from scenarios.metrics.slo import Slo
     from scenarios.runs.folder import RunFolder
-    from scenarios.world.resolved_scenario import World
 
 
 CAPACITY_RUNS = 8  # that a search takes, about
@@ -106,20 +106,20 @@ def simulate(
     check_router(router_name, "--router")
     run = begin(scenario, changes, out)
     require_router(router_name, run.scenario)
-    world = run.world()
+    experiment = run.experiment()
     seed = run.scenario.seed if seed is None else seed
-    used_engine = ready_engine(world, engine, 1, seed)
-    warn_of_routers(world, (router_name,), run.folder.path)
-    tell_overload(world)
+    used_engine = ready_engine(experiment, engine, 1, seed)
+    warn_of_routers(experiment, (router_name,), run.folder.path)
+    tell_overload(experiment)
     name = display_name(router_name)
     with announcing_compilation((router_name,), used_engine):
-        policy = world.router(router_name, run.folder.path)
+        policy = experiment.router(router_name, run.folder.path)
         if out is None:
-            return RunResult(simulate_metrics(world, policy, name, seed, engine=used_engine))
+            return RunResult(simulate_metrics(experiment, policy, name, seed, engine=used_engine))
         from scenarios.runs.run_store import write_run
 
         with run.opened():
-            result, record = run_simulation(world, policy, name, seed, engine=used_engine)
+            result, record = run_simulation(experiment, policy, name, seed, engine=used_engine)
             write_run(run.folder, result, record)
     return RunResult(result)
 
@@ -178,39 +178,41 @@ def compare(
     from scenarios.runs.simulated_runs import default_jobs
 
     section, equal = run.scenario.compare, None
-    world = run.world()
-    used_engine = _engine_for(world, section, engine, jobs or 1, bound)
-    warn_of_routers(world, section.routers, run.folder.path)
+    experiment = run.experiment()
+    used_engine = _engine_for(experiment, section, engine, jobs or 1, bound)
+    warn_of_routers(experiment, section.routers, run.folder.path)
     with run.opened():
         run.describe()
         with announcing_compilation(section.routers):
-            world = with_decision_times(run, world, section.routers)
-        tell_overload(world)
+            experiment = with_decision_times(run, experiment, section.routers)
+        tell_overload(experiment)
         if equal_accuracy:
             with announcing_compilation(section.routers, "compiled"):
-                world, equal = stage.equalled(run, world)
+                experiment, equal = stage.equalled(run, experiment)
         if engine == "auto":
-            used_engine = stage.engine_to_go_on(run, world, used_engine)
+            used_engine = stage.engine_to_go_on(run, experiment, used_engine)
         within = partial(announcing_compilation, section.routers, used_engine)
-        jobs = jobs or default_jobs(world, section.runs, section.seeds[0], used_engine)
-        bounds = partial(_bounds, world) if bound else None
-        document = stage.compare(run, world, used_engine, jobs=jobs, bounds=bounds, within=within, equal=equal)
+        jobs = jobs or default_jobs(experiment, section.runs, section.seeds[0], used_engine)
+        bounds = partial(_bounds, experiment) if bound else None
+        document = stage.compare(run, experiment, used_engine, jobs=jobs, bounds=bounds, within=within, equal=equal)
     return Comparison(document, stage.results_of(run), run.folder.path)
 
 
-def _engine_for(world: World, section: CompareSection, engine: Engine, processes: int, bound: bool) -> Simulator:
+def _engine_for(
+    experiment: Experiment, section: CompareSection, engine: Engine, processes: int, bound: bool
+) -> Simulator:
     """Return what computes the comparison; raises `InputError` without memory or a solver for all of it."""
     from scenarios.runs.fluid_bound import require_solvable
     from scenarios.runs.simulated_runs import engine_of, require_memory
 
-    used_engine = engine_of(world, engine, section.runs)
-    require_memory(world, used_engine, processes=processes)
+    used_engine = engine_of(experiment, engine, section.runs)
+    require_memory(experiment, used_engine, processes=processes)
     if bound:
-        require_solvable(world)
+        require_solvable(experiment)
     return used_engine
 
 
-def _bounds(world: World, comparison: Document) -> Bounds:
+def _bounds(experiment: Experiment, comparison: Document) -> Bounds:
     """Return the fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
     from scenarios.metrics.router_comparison import bound_accuracies
     from scenarios.runs.fluid_bound import OF_A_BOUND, FluidModel
@@ -218,9 +220,10 @@ def _bounds(world: World, comparison: Document) -> Bounds:
     accuracies = bound_accuracies(comparison)
     curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
     with solving(OF_A_BOUND * len(accuracies)) as progress:
-        model = FluidModel(world, on_solved=progress.update)  # a router is held to its mean, whatever its classes have
+        # a router is held to its mean, whatever its classes have
+        model = FluidModel(experiment, on_solved=progress.update)
         for accuracy in accuracies:
-            bound = model.bound(accuracy, world.mean_rate_img_s)
+            bound = model.bound(accuracy, experiment.mean_rate_img_s)
             curves["latency_mean_s"].append((accuracy, bound.latency_mean_s))
             if bound.energy_dynamic_j is not None:
                 curves["energy_dynamic_j"].append((accuracy, bound.energy_dynamic_j))
@@ -278,21 +281,21 @@ def capacity(
     check_router(router_name, "--router")
     run = begin(scenario, changes, out)
     require_router(router_name, run.scenario)
-    world = run.world()
+    experiment = run.experiment()
     chosen_seeds = require_unique("--seed", tuple(seeds) or (run.scenario.seed,))
-    searched = searching.under_poisson(world)
+    searched = searching.under_poisson(experiment)
     runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1) + 4  # most of the seeds decide if it is sustained
     if p99_s is not None:
         runs += NEW_RUNS
     used_engine = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
-    warn_of_routers(world, (router_name,), run.folder.path)
+    warn_of_routers(experiment, (router_name,), run.folder.path)
     slo = Slo(floor, p99_s, classes=Slo.of(run.scenario).classes)
     name = display_name(router_name)
     search = searching.Search(name, chosen_seeds, duration_s, precision, used_engine, slo, is_checked=True)
     with announcing_compilation((router_name,), used_engine):
         return searching.capacity(
-            world,
-            lambda: world.router(router_name, run.folder.path),
+            experiment,
+            lambda: experiment.router(router_name, run.folder.path),
             search,
             on_progress=lambda tried: observer().remark(say("capacity", "tried", tried, slo)),
         )
@@ -328,15 +331,15 @@ def bound(
     from scenarios.runs.fluid_bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
     from scenarios.runs.simulated_runs import require_memory
 
-    world = begin(scenario, changes, out).world()
-    require_memory(world, "compiled")
-    floor, classes = world.scenario.slo.floor, world.scenario.classes
-    least = min(world.accuracy.prior.top1.values()) if floor is None else floor
+    experiment = begin(scenario, changes, out).experiment()
+    require_memory(experiment, "compiled")
+    floor, classes = experiment.scenario.slo.floor, experiment.scenario.classes
+    least = min(experiment.accuracy.prior.accuracies.values()) if floor is None else floor
     if any(each.floor for each in classes):
         least = max(least, sum(each.share * (each.floor or least) for each in classes))
-    with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario)) as progress:
-        model = FluidModel(world, on_solved=progress.update, classes=classes)
-        return replace(model.bound(least, world.mean_rate_img_s), oracle=oracle_of(model))
+    with solving(OF_A_BOUND + programmes_of_an_oracle(experiment.scenario)) as progress:
+        model = FluidModel(experiment, on_solved=progress.update, classes=classes)
+        return replace(model.bound(least, experiment.mean_rate_img_s), oracle=oracle_of(model))
 
 
 @verb
@@ -424,28 +427,30 @@ def plan(
     if keys.classes:
         remedy = "`slimsched capacity` tells what each router carries, class by class"
         raise InputError(keys.name, "classes", f"a plan knows no classes of requests; {remedy}")
-    world = run.world()
+    experiment = run.experiment()
     names = tuple(map(str, keys.compare.routers))
     require_distinct_names(names)
     chosen_seeds = keys.compare.seeds[:SEEDS]
-    slo = _slo_of(world)
-    if doubt := router_planning.floor_doubt(world, slo):
+    slo = _slo_of(experiment)
+    if doubt := router_planning.floor_doubt(experiment, slo):
         observer().remark(f"warning: {doubt}")
-    candidates, unmade = router_planning.candidates(world, slo, names, run.folder.path)
+    candidates, unmade = router_planning.candidates(experiment, slo, names, run.folder.path)
     runs = CAPACITY_RUNS * len(candidates) * len(chosen_seeds) + NEW_RUNS
-    engine = ready_engine(world, "auto", runs, chosen_seeds[0])
-    tell_overload(world)
-    steps = router_planning.steps_of(world, len(candidates), len(chosen_seeds))
+    engine = ready_engine(experiment, "auto", runs, chosen_seeds[0])
+    tell_overload(experiment)
+    steps = router_planning.steps_of(experiment, len(candidates), len(chosen_seeds))
     with (
         nullcontext() if run.folder.is_in_use else run.opened(),  # a `serve` may be in progress there
         announcing_compilation(names, engine),
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
         trial = router_planning.Trial(
-            world, slo, chosen_seeds, engine, min(CARRIED_S, keys.duration_s), progress.update
+            experiment, slo, chosen_seeds, engine, min(CARRIED_S, keys.duration_s), progress.update
         )
         result = replace(
-            router_planning.plan(trial, candidates, unmade), unreliable=_unreliable(world), trusted=_trusted(run.folder)
+            router_planning.plan(trial, candidates, unmade),
+            unreliable=_unreliable(experiment),
+            trusted=_trusted(run.folder),
         )
         result = _with_rule(result, run)
     router = str(result.file or {display_name(name): name for name in names}.get(result.choice or "", result.choice))
@@ -453,24 +458,24 @@ def plan(
     return replace(result, commands=commands)
 
 
-def _slo_of(world: World) -> Slo:
+def _slo_of(experiment: Experiment) -> Slo:
     """Return the scenario's SLO; with the untuned ladder's accuracy, if it names no floor."""
     from scenarios.learn.tune import params_of
     from scenarios.metrics.slo import Slo
 
-    slo = Slo.of(world.scenario)
+    slo = Slo.of(experiment.scenario)
     if slo.floor is not None:
         return slo
-    floor = params_of(world).floor
+    floor = params_of(experiment).floor
     observer().remark(f"no floor is named (slo.floor): the untuned ladder's is taken, {100 * (floor or 0):.1f} %")
     return replace(slo, floor=floor)
 
 
-def _unreliable(world: World) -> tuple[str, ...]:
+def _unreliable(experiment: Experiment) -> tuple[str, ...]:
     from scenarios.show.command_tables import unreliable
 
-    owners = world.scenario.cluster.owners
-    return tuple(server.name for server in owners if unreliable(world.profile_of(server.name)))
+    owners = experiment.scenario.cluster.owners
+    return tuple(server.name for server in owners if unreliable(experiment.profile_of(server.name)))
 
 
 def _trusted(folder: RunFolder) -> tuple[str, ...]:
@@ -481,7 +486,7 @@ def _trusted(folder: RunFolder) -> tuple[str, ...]:
     comparison, validation = (folder.read_json(name) if (folder / name).exists() else None for name in files)
     with told_of(folder / "validation.json", folder.remedy("validation.json")):
         replies = answers(comparison, validation) if validation else []
-    return next((tuple(each.lines) for each in replies if each.label == TRUSTED), ())
+    return next((tuple(reply.lines) for reply in replies if reply.label == TRUSTED), ())
 
 
 def _with_rule(plan: Plan, run: Run) -> Plan:

@@ -64,9 +64,9 @@ def init(
     from kit.documents import write_text
     from kit.files import writable_file
     from kit.strict import as_name
+    from scenarios.experiment.scenario_building import default_folder, make_experiment
     from scenarios.files.bundled_files import starter_text
     from scenarios.files.scenario_reading import load_scenario
-    from scenarios.world.scenario_building import default_folder, make_world
     from sim.host_and_network import PRESETS
 
     path = writable_file(Path(file))
@@ -79,7 +79,7 @@ def init(
     write_text(path, starter_text(path, name, starter, tuple(PRESETS)))
     try:
         scenario = load_scenario(path)
-        make_world(scenario, default_folder(scenario))
+        make_experiment(scenario, default_folder(scenario))
     except InputError:
         path.unlink()
         raise
@@ -274,7 +274,7 @@ def _table(kind: str, entries: list[dict[str, str]]) -> str:
 
     if not entries:
         return f"no {kind.removesuffix('s')} lies in this folder, nor in ./{kind}"
-    rows = [[each["name"], each["about"] if each["ships"] else f"here: {each['about']}"] for each in entries]
+    rows = [[entry["name"], entry["about"] if entry["ships"] else f"here: {entry['about']}"] for entry in entries]
     return to_text([Table([Column(kind), Column("", is_text=True)], rows)])
 
 
@@ -315,7 +315,7 @@ def _runs() -> Iterator[Named]:
         if run_folder.is_flagged:
             scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (run_folder.scenario or Path()).stem
             names = [name for name in files if (folder / name).exists()]
-            runs = [*folder.glob("simulation/*/result.json"), *folder.glob("hardware/*/result.json")]
+            runs = [*folder.glob("simulation/*/result.json"), *folder.glob("executors/*/result.json")]
             facts = [*([f"{len(runs)} runs kept"] if runs else []), *names]
             yield Named(
                 str(folder), f"{scenario or 'no scenario'}: {', '.join(facts) or 'nothing finished'}", ships=False

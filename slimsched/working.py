@@ -20,11 +20,11 @@ from slimsched.arguments import LONGEST, Scenario, changes_of, flag_of, require_
 
 if TYPE_CHECKING:
     from kit.documents import Document
+    from scenarios.experiment.resolved_scenario import Experiment
     from scenarios.job.job_stages import Run
     from scenarios.metrics.run_result import Simulator
     from scenarios.runs.simulated_runs import EngineChoice
     from scenarios.terminal.progress import Progress
-    from scenarios.world.resolved_scenario import World
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Document")
@@ -133,9 +133,9 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
         print(short.name, short.keys.duration_s, [server.name for server in short.keys.cluster.named_servers])
         ```
     """
+    from scenarios.experiment.scenario_building import SCENARIO_FILE
     from scenarios.files.bundled_files import scenario_file
     from scenarios.files.scenario_reading import load_scenario
-    from scenarios.world.scenario_building import SCENARIO_FILE
 
     settings = changes_of(changes)
     if isinstance(scenario, Scenario):
@@ -160,9 +160,9 @@ def begin(
     """
     from kit.files import writable_folder
     from kit.strict import named_files
+    from scenarios.experiment.scenario_building import SCENARIO_FILE, default_folder
     from scenarios.job.job_stages import Run
     from scenarios.runs.folder import RunFolder, require_apart
-    from scenarios.world.scenario_building import SCENARIO_FILE, default_folder
 
     read = load(scenario, changes)
     is_kept = read.path.name == SCENARIO_FILE and RunFolder(read.path.parent).is_flagged
@@ -202,7 +202,7 @@ def with_routers(run: Run, section: str, routers: Sequence[str | Path], seeds: S
 
 
 def ready_engine(
-    world: World, choice: EngineChoice, runs: int, seed: int, *, duration_s: float | None = None
+    experiment: Experiment, choice: EngineChoice, runs: int, seed: int, *, duration_s: float | None = None
 ) -> Simulator:
     """Return the engine of runs that are not begun yet, of which this is one's seed.
 
@@ -211,29 +211,29 @@ def ready_engine(
     """
     from scenarios.runs.simulated_runs import able_to_run, engine_of, require_memory
 
-    engine = engine_of(world, choice, runs, duration_s=duration_s)
-    require_memory(world, engine, duration_s=duration_s)
+    engine = engine_of(experiment, choice, runs, duration_s=duration_s)
+    require_memory(experiment, engine, duration_s=duration_s)
     if choice != "auto":
         return engine
-    return able_to_run(world, engine, lambda: world.run_spec(seed, duration_s=duration_s), observer().remark)
+    return able_to_run(experiment, engine, lambda: experiment.run_spec(seed, duration_s=duration_s), observer().remark)
 
 
-def warn_of_routers(world: World, routers: Sequence[str], made_in: Path) -> None:
+def warn_of_routers(experiment: Experiment, routers: Sequence[str], made_in: Path) -> None:
     """Warn of routers that were tuned for another cluster, and of those that can't follow what `slo` asks for."""
-    from scenarios.world.scenario_routers import routers_ignoring_goals, routers_tuned_elsewhere
+    from scenarios.experiment.scenario_routers import routers_ignoring_goals, routers_tuned_elsewhere
 
-    foreign = routers_tuned_elsewhere(routers, world.device_names, world.cluster)
-    for warning in (*foreign, *routers_ignoring_goals(routers, world.scenario, made_in)):
+    foreign = routers_tuned_elsewhere(routers, experiment.device_names, experiment.cluster)
+    for warning in (*foreign, *routers_ignoring_goals(routers, experiment.scenario, made_in)):
         observer().remark(warning)
 
 
-def tell_overload(world: World) -> None:
+def tell_overload(experiment: Experiment) -> None:
     """Warn of an odd trace, and of a rate beyond any router's capacity: the work continues, as it may be intended."""
     from scenarios.runs.fluid_bound import busy_router_of, overload_of
 
     if observer().quiet:
         return
-    for problem in filter(None, (*world.trace_doubts(), busy_router_of(world), overload_of(world))):
+    for problem in filter(None, (*experiment.trace_doubts(), busy_router_of(experiment), overload_of(experiment))):
         observer().remark(f"warning: {problem}")
 
 
@@ -272,14 +272,14 @@ def require_made(run: Run, section: str) -> None:
 
 def _making(run: Run, kinds: Sequence[str]) -> str:
     """Return the command that makes routers: before devices are calibrated and the network evaluated, the whole run."""
+    from scenarios.experiment.scenario_building import default_folder
     from scenarios.files.bundled_files import SHIPPED_SCENARIOS
-    from scenarios.world.scenario_building import default_folder
 
     is_shipped = run.source is None or run.source.is_relative_to(SHIPPED_SCENARIOS)
     out = [] if run.folder.path == default_folder(run.scenario) else ["--out", str(run.folder.path)]
     arguments = [run.scenario.name if is_shipped else str(run.source), *out]
     try:
-        run.world()
+        run.experiment()
     except InputError:
         return shlex.join(["slimsched", "run", *arguments])
     flags = [text for kind in kinds for text in ("--router", kind)]

@@ -63,7 +63,7 @@ def read_sheet() -> list[Idiom]:
 def write_sheet(idioms: list[Idiom]) -> None:
     """Write the rows of the style sheet."""
     lines = ["\t".join(field.name for field in fields(Idiom))]
-    lines += ["\t".join(map(str, astuple(each))) for each in idioms]
+    lines += ["\t".join(map(str, astuple(idiom))) for idiom in idioms]
     SHEET.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -136,8 +136,8 @@ def main() -> int:
         print(f"{kind}: {total:,} idioms in {words:,} words, one in {words / max(total, 1):.0f}")
     if wanted.lower:
         write_sheet([
-            replace(each, **{kind: min(getattr(each, kind), counts[kind][each.pattern]) for kind in KINDS})
-            for each in idioms
+            replace(idiom, **{kind: min(getattr(idiom, kind), counts[kind][idiom.pattern]) for kind in KINDS})
+            for idiom in idioms
         ])  # fmt: skip
     return int(risen)
 

@@ -124,11 +124,11 @@ def faults_of_compose(read: Read) -> Iterator[str]:
     wanted = {Path(word).name for word in ours["command"] if word.startswith("/run/secrets/")}
     yield from (f"{name}: no secret of the service" for name in wanted - {*ours["secrets"]})
     yield from faults_of_stop(float(ours["stop_grace_period"].rstrip("s")), 0)
-    if not all(port.startswith("127.0.0.1:") for each in services.values() for port in each["ports"]):
+    if not all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"]):
         yield "a port is open to others"
     if not ours["ports"][0].endswith(f":{PORT}"):
         yield f"{ours['ports']}: not the port of `serve`"
-    files = [each["file"] for each in configs.values() if "file" in each]
+    files = [config["file"] for config in configs.values() if "file" in config]
     yield from (f"{file}: not there" for file in files if not (ROOT / "deploy" / file).is_file())
     for each in services.values():
         used = {*each.get("secrets", ())} - {*document["secrets"]}
@@ -184,7 +184,7 @@ def faults_of_manifest(read: Read, folder: Path) -> Iterator[str]:
     labels = of_kind["Deployment"]["spec"]["template"]["metadata"]["labels"]
     selectors = [of_kind["Service"]["spec"]["selector"]]
     selectors += [of_kind[kind]["spec"]["selector"]["matchLabels"] for kind in ("Deployment", "PodDisruptionBudget")]
-    yield from (f"{each}: selects nothing" for each in selectors if each != labels)
+    yield from (f"{selector}: selects nothing" for selector in selectors if selector != labels)
     file = folder / Path(container["args"][1]).name
     file.write_text(of_kind["ConfigMap"]["data"].get(file.name, ""), encoding="utf-8")
     try:

@@ -21,8 +21,8 @@ from hw.frontend.inference_protocol import Served
 from hw.frontend.router_link import ServerState, Status
 from hw.frontend.traffic_metrics import Metrics
 from policies.ppo.ppo_router import PPORouter
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.world.scenario_building import load_world
 from slimsched.launching import app_of
 from tests.test_docs import ROOT
 
@@ -55,8 +55,8 @@ def test_the_emulated_scenario_has_all_that_it_names(tmp_path: Path) -> None:
     assert linked.count("link: 10gbe") == 3
     path = tmp_path / "scenario.yaml"
     path.write_text(linked.replace("../..", str(ROOT)), encoding="utf-8")
-    world = load_world(path, tmp_path)
-    assert [server.name for server in world.cluster.servers] == ["alpha", "beta", "gamma"]
+    experiment = load_experiment(path, tmp_path)
+    assert [server.name for server in experiment.cluster.servers] == ["alpha", "beta", "gamma"]
 
 
 def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:

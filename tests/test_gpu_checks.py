@@ -29,8 +29,8 @@ from benchmarks.gpu.running import in_a_process
 from benchmarks.gpu.stand import NETWORKS, Stand
 from hw.device_settings import DeviceSpec
 from hw.worker.activations import Activations
+from scenarios.experiment.scenario_building import _outstanding_micro_batches
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.world.scenario_building import _outstanding_micro_batches
 from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice, Handle
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
@@ -305,7 +305,7 @@ def test_a_saturated_run_may_leave_a_backlog(tmp_path: Path, monkeypatch: pytest
 
     def runs(*ends: str) -> str:
         for number, end in enumerate(ends):
-            folder = tmp_path / "quickstart" / "run" / "hardware" / f"{number}"
+            folder = tmp_path / "quickstart" / "run" / "executors" / f"{number}"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "result.json").write_text(json.dumps({**row, "end": end}))
         return job.quickstart(Stand("cpu", tmp_path))
@@ -320,12 +320,12 @@ def _validation(lost: int = 0, routers: tuple[str, ...] = job.ROUTERS, mean_s: f
     told = {"latency_mean": mean_s, "latency_p99": 0.02, "energy_per_image": 0.5}
     keys = [(router, load) for load in job.LOADS for router in routers]
     row = {
-        "hardware": {name: {"mean": value} for name, value in told.items()},
+        "executors": {name: {"mean": value} for name, value in told.items()},
         "error_pct": dict.fromkeys(told, 3.0),
         "coverage": {each: {"inside": 4, "of": 5, "least": 3} for each in told},
     }
     rows = [{"router": router, "load": load, **row} for router, load in keys]
-    return {"pairs": [{"hardware": {"images": images, "end": "drain"}} for _ in keys], "rows": rows}
+    return {"pairs": [{"executors": {"images": images, "end": "drain"}} for _ in keys], "rows": rows}
 
 
 def test_a_validation_is_told_beside_what_is_promised() -> None:

@@ -14,7 +14,7 @@ from benchmarks.gpu.checks import CHECKS
 from benchmarks.gpu.evidence import Finding, write
 from benchmarks.marked import filled
 from scenarios.runs.folder import STAGES
-from tests import worlds
+from tests import tiny
 
 NULL = {"gpu": "Null GPU (nothing is computed)", "commit": "0123456789abcdef"}
 H200 = {"gpu": "NVIDIA H200", "commit": "0123456789abcdef"}
@@ -73,7 +73,7 @@ def test_a_main_job_that_is_cut_counts_the_runs_that_are_done(tmp_path: Path, mo
     lines = ['{"inputs": "these"}', *(json.dumps({"run": number}) for number in range(3)), '{"run": ']
     (tmp_path / STAGES / "validate-01.jsonl").write_text("\n".join(lines))
     (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "a.yaml").write_text(worlds.profile("a").to_yaml())
+    (tmp_path / "profiles" / "a.yaml").write_text(tiny.profile("a").to_yaml())
     monkeypatch.setattr(visit, "validate_results", lambda runs, _: {"pairs": runs, "rows": [], "warnings": []})
     monkeypatch.setattr(visit, "other_loads", lambda _: [])
     finding = visit._of_main(Finding("main", "failed", "not done within 3 s"), tmp_path)

@@ -137,4 +137,4 @@ def test_the_own_network_is_served(tmp_path: Path) -> None:
     said_by(folder, "-m", "slimsched", "run", "scenario.yaml", "--out", str(run))
     pairs = read_json(run / "validation.json")["pairs"]
     assert [pair["router"] for pair in pairs] == ["sticky", "ladder"]
-    assert all(pair["hardware"]["images"]["completed"] > 100 for pair in pairs)
+    assert all(pair["executors"]["images"]["completed"] > 100 for pair in pairs)

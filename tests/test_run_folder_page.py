@@ -11,7 +11,7 @@ from pyarrow import parquet
 from scenarios.runs.folder import FILES, FOLDERS
 from scenarios.runs.run_store import RECORD_FILES
 from slimsched.cli import main
-from tests.jobs.cases import trace_of, write_case
+from tests.jobs.experiments import trace_of, write_case
 from tests.scenarios.files import write_scenario
 from tests.test_docs import ROOT
 

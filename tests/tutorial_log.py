@@ -16,7 +16,7 @@ import numpy as np
 from jobs.generated_traces import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
 from jobs.policy_comparison import run_policy
 from policies.vocabulary import NS_PER_S
-from tests.jobs.cases import case_of
+from tests.jobs.experiments import case_of
 from tests.jobs.logs import Jobs, sacct
 
 FILE: Final = Path(__file__).parents[1] / "docs" / "tutorials" / "jobs.log.gz"

@@ -98,16 +98,16 @@ def validated(stand: Stand) -> str:
 def told(document: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
     """Evaluate each router at each load; nothing may be lost, and every run must have completed something."""
     numbers: dict[str, Any] = {f"promised_{name}_pct": pct for name, pct in PROMISED_PCT.items()}
-    numbers["lost"] = sum(_lost(pair["hardware"]) for pair in document["pairs"])
+    numbers["lost"] = sum(_lost(pair["executors"]) for pair in document["pairs"])
     for row in document["rows"]:
         name = f"{row['router']}_{row['load']:g}"
-        hardware = {measure: value["mean"] for measure, value in row["hardware"].items()}
-        numbers[f"{name}_mean_ms"] = _scaled(1e3, hardware["latency_mean"])
-        numbers[f"{name}_p99_ms"] = _scaled(1e3, hardware["latency_p99"])
-        numbers[f"{name}_energy_j_image"] = hardware["energy_per_image"]
+        executors = {measure: value["mean"] for measure, value in row["executors"].items()}
+        numbers[f"{name}_mean_ms"] = _scaled(1e3, executors["latency_mean"])
+        numbers[f"{name}_p99_ms"] = _scaled(1e3, executors["latency_p99"])
+        numbers[f"{name}_energy_j_image"] = executors["energy_per_image"]
         numbers |= {f"{name}_{measure}_error_pct": row["error_pct"].get(measure) for measure in PROMISED_PCT}
         numbers |= {f"{name}_{measure}_inside": value for measure, value in row["coverage"].items()}
-    barren = [row["router"] for row in document["rows"] if row["hardware"]["latency_mean"]["mean"] is None]
+    barren = [row["router"] for row in document["rows"] if row["executors"]["latency_mean"]["mean"] is None]
     missing = len(LOADS) * len(ROUTERS) - len(document["rows"])
     wrong = [f"{numbers['lost']} have no end"] if numbers["lost"] else []
     wrong += [f"{', '.join(barren)} completed nothing"] if barren else []
@@ -142,7 +142,7 @@ def quickstart(stand: Stand) -> str:
     path.write_text(yaml.safe_dump(scenario))
     if wrong := _slimsched("run", path, "--out", folder / "run"):
         return wrong
-    real = [json.loads(path.read_text()) for path in sorted((folder / "run" / "hardware").glob("*/result.json"))]
+    real = [json.loads(path.read_text()) for path in sorted((folder / "run" / "executors").glob("*/result.json"))]
     lost = sum(map(_lost, real))
     numbers: dict[str, Any] = {"runs": len(real), "lost": lost}
     for row in real:

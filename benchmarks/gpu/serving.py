@@ -37,7 +37,7 @@ IMAGES: Final = 256
 LOOP_S: Final = 2.0
 LOAD_S: Final = 1.0  # of arrivals: serving them takes a few times as long, as does recording them
 BREAK_IMG_S: Final = 100.0
-GPU_MICRO_BATCHES: Final = 4  # outstanding ones, the default of a scenario (`scenarios.world.scenario_building`)
+GPU_MICRO_BATCHES: Final = 4  # outstanding ones, the default of a scenario (`scenarios.experiment.scenario_building`)
 ACTIVE_STAGES: Final = ("decision", "transfer", "handover", "dispatch", "run")
 GOAL_US_HOP: Final = 250.0  # per hop beyond the pass, with captured passes
 STUCK_S: Final = 20  # the preload of two servers is one queue, and each load in it counts from its command
@@ -214,15 +214,15 @@ def broken_workers(stand: Stand) -> str:
     reasons = sorted({request.reason for request in record.requests if request.status == "failed"})
     stand.tell({**_told(record), "failed": status.count("failed"), "reasons": ", ".join(reasons)})
     downtimes = [
-        [each.server, each.reason, each.down_ns / NS_PER_S, each.up_ns and each.up_ns / NS_PER_S]
-        for each in record.downtimes
+        [downtime.server, downtime.reason, downtime.down_ns / NS_PER_S, downtime.up_ns and downtime.up_ns / NS_PER_S]
+        for downtime in record.downtimes
     ]
     stand.tell({"downtimes_s": json.dumps(downtimes)})
     wrong = [] if len(status) == status.count("completed") + status.count("failed") else ["some have no end"]
     at_once = stand.model.spec.segments * SIZES[-1] if stand.is_gpu else 1  # a broken context ends all work on it
     wrong += [] if 1 <= status.count("failed") <= at_once else ["more failed than break anything, or none"]
     wrong += [] if len(record.downtimes) >= len(faults) + (1 if stand.is_gpu else 0) else ["a fault was not seen"]
-    wrong += [] if all(each.up_ns is not None for each in record.downtimes) else ["a server did not come back"]
+    wrong += [] if all(downtime.up_ns is not None for downtime in record.downtimes) else ["a server did not come back"]
     return "; ".join(wrong)
 
 

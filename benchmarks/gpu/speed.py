@@ -133,7 +133,7 @@ def at_once(stand: Stand) -> str:
     for count in (1, 2, 4, 8, 16) if stand.is_gpu else (1, 2):
         point = Point(segment, 1.0, 1.0, 32)
         sets = [together(instances, BenchmarkTogether((point,) * count, 0.4)).results for _ in range(TIMES)]
-        rates_img_s = sorted(sum(32 * each.completed / each.elapsed_s for each in results) for results in sets)
+        rates_img_s = sorted(sum(32 * result.completed / result.elapsed_s for result in results) for results in sets)
         rates.append(rates_img_s[TIMES // 2])
         stand.tell({f"{count}_img_s": rates_img_s})
     wrong = ["throughput falls"] if stand.is_gpu and min(rates) < (1 - TOLERANCE) * rates[0] else []

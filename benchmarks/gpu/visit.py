@@ -185,14 +185,14 @@ def compared(document: ValidationDocument) -> dict[str, Any]:
         pairs = [pair for pair in document["pairs"] if pair["router"] == row["router"]]
         for measure in PREDICTED:
             simulated_s = estimate([measure.of(pair["simulated"]) for pair in pairs])["mean"]
-            hardware_s = row["hardware"][measure.stem]["mean"]
+            hardware_s = row["executors"][measure.stem]["mean"]
             if simulated_s is None or hardware_s is None:
                 continue
             name = f"{row['router']}_{measure.stem.removeprefix('latency_')}"
             numbers[f"{name}_simulated_ms"] = 1e3 * simulated_s
             numbers[f"{name}_measured_ms"] = 1e3 * hardware_s
             numbers[f"{name}_error_pct"] = change_pct(simulated_s, hardware_s)
-    different = [f"{load.server} {load.simulated} and {load.hardware}" for load in other_loads(document)]
+    different = [f"{load.server} {load.simulated} and {load.executors}" for load in other_loads(document)]
     return {**numbers, "other_loads": ", ".join(different) or "none"}
 
 

@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         if unknown := [name for name, version in missing.items() if not version]:
             parser.error(f"not here either, so nobody knows what they need: {' '.join(unknown)}; ask where they are")
         pins = " ".join(f"{name}=={version}" for name, version in missing.items())
-        platforms = " ".join(f"--platform {each}" for each in PLATFORMS)
+        platforms = " ".join(f"--platform {platform}" for platform in PLATFORMS)
         flags = f"--only-binary=:all: --python-version {options.python} {platforms}"
         print(f"here: python -m pip download --no-deps {flags} -d wheels {pins}")
         print(

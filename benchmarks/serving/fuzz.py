@@ -293,8 +293,12 @@ async def _dawdle(port: int, cases: Fuzz, findings: Findings) -> None:
 async def _everything(server: Server, cases: Fuzz, count: int, findings: Findings) -> dict[str, Any]:
     def state() -> dict[str, Any]:
         ours = (server.processes()[0], server.ingress)
-        rss, open_ = [each.memory_info().rss for each in ours], [each.num_fds() for each in ours]
-        return {"pids": sorted(each.pid for each in server.processes()), "rss": sum(rss), "descriptors": sum(open_)}
+        rss, open_ = [our.memory_info().rss for our in ours], [our.num_fds() for our in ours]
+        return {
+            "pids": sorted(process.pid for process in server.processes()),
+            "rss": sum(rss),
+            "descriptors": sum(open_),
+        }
 
     def inside() -> float:
         return server.metrics()["slimsched_images_inside",]

@@ -69,16 +69,16 @@ def saturated(stand: Stand) -> list[Row]:
 def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], float]]:
     """Yield a measurement of executors without the ingress: (router, arriving images/s, seconds) -> images/s."""
     job = stand.job
-    world = without_faults(job.world())
-    assert world.accuracy.evaluation is not None, "a network runs"
-    dataset = load_measured(job.scenario, world.accuracy.evaluation)
-    with real_cluster(world, job.model_to_serve) as cluster:
+    experiment = without_faults(job.experiment())
+    assert experiment.accuracy.evaluation is not None, "a network runs"
+    dataset = load_measured(job.scenario, experiment.accuracy.evaluation)
+    with real_cluster(experiment, job.model_to_serve) as cluster:
 
         def carried_img_s(router: str, rate_img_s: float, seconds: float) -> float:
             update = {"workload": PoissonWorkload(kind="poisson", rate_img_s=rate_img_s), "deadline_s": None}
-            asked = replace(world, scenario=world.scenario.model_copy(update=update))
+            asked = replace(experiment, scenario=experiment.scenario.model_copy(update=update))
             plan = RealRun(
-                router, world.router(router, job.folder.path), 1, seconds, seconds / 5,
+                router, experiment.router(router, job.folder.path), 1, seconds, seconds / 5,
                 end="cut", image_limit=1024, emulate_links=False, keep_log=False,
             )  # fmt: skip
             result, _ = run_on_hardware(asked, cluster, dataset, plan)
@@ -154,7 +154,7 @@ def faults(stand: Stand) -> list[Row]:
         [each.latency_s for each in outcome.answered if (each.due_s > before_s) is is_after]
         for is_after in (False, True)
     ]
-    before, after = (percentile(each, 99) for each in parts)
+    before, after = (percentile(part, 99) for part in parts)
     return [
         row("faults", "failed at a worker's kill", failed, 0.0, detail={"rate_img_s": rate_img_s, "codes": codes}),
         row("faults", f"p99 in the {AFTER_S:g} s after it / before", after / before, 5.0),

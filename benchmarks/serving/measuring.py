@@ -26,7 +26,7 @@ def measure(only: Sequence[str], stand: Stand, environment: Path, path: Path) ->
         "faults": items.faults, "fuzz": fuzz, "soak": soak, "rivals": partial(rivals, environment=environment),
     }  # fmt: skip
     if unknown := [name for name in only if name not in every]:
-        raise InputError("--only", "", f"{', '.join(unknown)}: allowed are {', '.join(every)}")
+        raise InputError("--only", "", f"{', '.join(unknown)}: expected {', '.join(every)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for name in only:

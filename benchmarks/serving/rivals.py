@@ -69,7 +69,7 @@ def rivals(stand: Stand, environment: Path) -> list[Row]:
                 theirs[name] = _measure(server, stand, requests, None)
             for how, own in (("equal work", full), ("as shipped", shipped)):
                 ours[name, how] = _measure(own, stand, None, theirs[name].rate_img_s)
-    return [each for (name, how), mine in ours.items() for each in _rows(f"{NAMES[name]}, {how}", mine, theirs[name])]
+    return [row for (name, how), mine in ours.items() for row in _rows(f"{NAMES[name]}, {how}", mine, theirs[name])]
 
 
 def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:

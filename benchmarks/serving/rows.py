@@ -56,8 +56,8 @@ def table(rows: Sequence[Row]) -> str:
     columns = [Column("item"), Column("what"), Column("value"), Column("goal"), Column("reached"), Column("load")]
     texts = {True: "yes", False: "no", None: ""}
     cells = [
-        [each.item, each.what, number(each.value, 3), _goal(each), texts[each.is_reached], number(each.load_average, 1)]
-        for each in rows
+        [row.item, row.what, number(row.value, 3), _goal(row), texts[row.is_reached], number(row.load_average, 1)]
+        for row in rows
     ]
     return to_text([Table(columns, cells, "serving")], 160)
 
@@ -70,5 +70,5 @@ def _goal(of: Row) -> str:
 
 def keep(path: Path, rows: Sequence[Row]) -> None:
     """Write the rows as JSON lines."""
-    lines = [json.dumps({**vars(each), "is_reached": each.is_reached}) + "\n" for each in rows]
+    lines = [json.dumps({**vars(row), "is_reached": row.is_reached}) + "\n" for row in rows]
     write_text(path, "".join(lines))

@@ -19,9 +19,9 @@ from benchmarks.serving.rows import Row, row
 from benchmarks.serving.stand import Server, Stand, serve
 from hw.frontend.load_generator import Load, Outcome, generate
 from kit.random_streams import stream
+from scenarios.experiment.scenario_building import make_experiment
 from scenarios.files.scenario_keys import Scenario
 from scenarios.runs.fluid_bound import FluidModel
-from scenarios.world.scenario_building import make_world
 
 EMULATED: Final = "paper-live"
 FLOOR: Final = 0.75
@@ -68,8 +68,8 @@ def soak(stand: Stand) -> list[Row]:
     """Measure windows of a minute: in each the mean accuracy, by the table, of the widths of its answers."""
     window_s = min(WINDOW_S, stand.seconds / 6)
     scenario = slimsched.load(EMULATED, {"slo.floor": FLOOR})
-    world = make_world(scenario.keys, Path("none"))
-    prior, segments = world.accuracy.prior, world.cluster.router.segments
+    experiment = make_experiment(scenario.keys, Path("none"))
+    prior, segments = experiment.accuracy.prior, experiment.cluster.router.segments
     capacity_img_s = capacities_img_s(scenario.keys)
     rate_img_s = SHARE * max(capacity_img_s.values())
     ups, ended = Ups(), threading.Event()
@@ -93,7 +93,7 @@ def soak(stand: Stand) -> list[Row]:
                 "answered": len(outcome.answered) * IMAGES,
                 "refused": outcome.codes[429] * IMAGES,
                 "failed": sum(count for code, count in outcome.codes.items() if code not in (200, 429)) * IMAGES,
-                "accuracy": float(np.mean([prior(each) for each in widths])) if widths else 0.0,
+                "accuracy": float(np.mean([prior(width) for width in widths])) if widths else 0.0,
             })  # fmt: skip
         ended.set()
         breaking.join()
@@ -115,8 +115,8 @@ def capacities_img_s(scenario: Scenario) -> dict[frozenset[str], float]:
     by_servers = {frozenset[str](): 0.0}
     for some in chain.from_iterable(combinations(servers, count) for count in range(1, len(servers) + 1)):
         cluster = scenario.cluster.model_copy(update={"servers": list(some)})
-        world = make_world(scenario.model_copy(update={"cluster": cluster}), Path("none"))
-        by_servers[frozenset(server.name for server in some)] = FluidModel(world).capacity_img_s(FLOOR)
+        experiment = make_experiment(scenario.model_copy(update={"cluster": cluster}), Path("none"))
+        by_servers[frozenset(server.name for server in some)] = FluidModel(experiment).capacity_img_s(FLOOR)
     return by_servers
 
 

@@ -25,9 +25,9 @@ import slimsched
 from benchmarks.grid import ROOT
 from hw.frontend.load_generator import Load, Outcome, generate
 from kit.errors import InputError, WorkError
+from scenarios.experiment.scenario_building import estimated_capacity_img_s
 from scenarios.job.job_stages import Run
 from scenarios.job.serve_stage import SLOTS
-from scenarios.world.scenario_building import estimated_capacity_img_s
 
 AT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)/v2/models/[\w-]+")
 FULL: Final = "sticky"  # every segment at full width
@@ -63,20 +63,20 @@ class Stand:
     @property
     def inside(self) -> int:
         """The largest number of images in its ingress."""
-        config = self.job.world().cluster.router
+        config = self.job.experiment().cluster.router
         return SLOTS * config.servers * config.outstanding_micro_batches * config.micro_batch_sizes[-1]
 
     @property
     def most_img_s(self) -> float:
         """A rate beyond the devices' capacity at any widths."""
-        world = self.job.world()
-        return 1.2 * estimated_capacity_img_s(world.cluster, world.costs, 0)
+        experiment = self.job.experiment()
+        return 1.2 * estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)
 
     @property
     def full_img_s(self) -> float:
         """The devices' capacity at full width, from their profiles alone."""
-        world = self.job.world()
-        return estimated_capacity_img_s(world.cluster, world.costs)
+        experiment = self.job.experiment()
+        return estimated_capacity_img_s(experiment.cluster, experiment.costs)
 
     @contextmanager
     def ours(self, router: str = "", *arguments: str) -> Iterator[Server]:
@@ -119,18 +119,18 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return CPU time of all its processes, and of ended children."""
-        times = [each.cpu_times() for each in self.processes()]
-        return float(sum(each.user + each.system for each in times) + times[0].children_user + times[0].children_system)
+        times = [process.cpu_times() for process in self.processes()]
+        return float(sum(time.user + time.system for time in times) + times[0].children_user + times[0].children_system)
 
     @property
     def ingress(self) -> psutil.Process:
         """The process that holds the connections."""
-        return next(each for each in self.processes()[1:] if _listens(each, self.port))
+        return next(process for process in self.processes()[1:] if _listens(process, self.port))
 
     def workers(self) -> list[psutil.Process]:
         """Return the servers' processes: those with torch, or an emulated device."""
-        others = [each for each in self.processes()[1:] if "resource_tracker" not in " ".join(each.cmdline())]
-        return [each for each in others if not _listens(each, self.port)]
+        others = [process for process in self.processes()[1:] if "resource_tracker" not in " ".join(process.cmdline())]
+        return [other for other in others if not _listens(other, self.port)]
 
     def ask(self, path: str) -> bytes:
         """Return the body of a GET."""
@@ -144,7 +144,9 @@ class Server:
     def metrics(self) -> dict[tuple[str, ...], float]:
         """Return metrics by name and label values."""
         families = text_string_to_metric_families(self.ask("/metrics").decode())
-        return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+        return {
+            (sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples
+        }
 
     def end(self) -> int:
         """Send SIGTERM; returns the exit code, and `document` is the output."""

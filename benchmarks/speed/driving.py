@@ -22,7 +22,7 @@ from sim.compiled.event_loop import advance, decide
 from sim.compiled.row_access import code_of, request_at, write_observation
 from sim.compiled.row_layout import ASKED, ENDED, Cluster, Parameters
 from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
-from tests import worlds
+from tests import tiny
 
 DRAWS = 1 << 14
 RATE_IMG_S = 300  # a server
@@ -35,7 +35,7 @@ def cluster(servers: int) -> ClusterSpec:
 
     Devices of one speed share their tables: a thousand are made as soon as four.
     """
-    four = worlds.cluster([worlds.profile(f"p{i}", speed=1.0 - 0.15 * i, per_image_s=5e-5) for i in range(4)])
+    four = tiny.cluster([tiny.profile(f"p{i}", speed=1.0 - 0.15 * i, per_image_s=5e-5) for i in range(4)])
     kinds = [number % 4 for number in range(servers)]
     return replace(
         four,
@@ -52,8 +52,8 @@ def cluster(servers: int) -> ClusterSpec:
 def scenario(servers: int, duration_s: float, seed: int = 0) -> tuple[ClusterSpec, RunSpec]:
     """Build a run below capacity: 300 images/s a server."""
     spec = cluster(servers)
-    arrivals_s = worlds.poisson_s(RATE_IMG_S * servers, duration_s, seed)
-    return spec, worlds.run(spec, arrivals_s, duration_s, detail=False, end="cut")
+    arrivals_s = tiny.poisson_s(RATE_IMG_S * servers, duration_s, seed)
+    return spec, tiny.run(spec, arrivals_s, duration_s, detail=False, end="cut")
 
 
 def draws(servers: int) -> NDArray[np.int64]:

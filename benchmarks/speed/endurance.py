@@ -109,13 +109,19 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
     with bench.start() as cluster:
         record = bench.run(cluster, seconds, rate, seed, faults, keep_log=True)
     arrived = [step.event.request for step in record.log if isinstance(step.event, RequestArrived)]
-    ended = [each.request for each in record.requests]
-    status = Counter(each.status for each in record.requests)
-    failures = Counter(each.reason for each in record.requests if each.status == "failed")
+    ended = [request.request for request in record.requests]
+    status = Counter(request.status for request in record.requests)
+    failures = Counter(request.reason for request in record.requests if request.status == "failed")
     assert sorted(ended) == sorted(arrived) == list(range(len(arrived))), "a request was lost, or has two records"
     assert "" not in failures, "a failure without a reason"
-    back_s = [(each.up_ns - each.down_ns) / NS_PER_S for each in record.downtimes if each.up_ns is not None]
-    done_s = [(each.finished_ns - each.arrived_ns) / NS_PER_S for each in record.requests if each.status == "completed"]
+    back_s = [
+        (downtime.up_ns - downtime.down_ns) / NS_PER_S for downtime in record.downtimes if downtime.up_ns is not None
+    ]
+    done_s = [
+        (request.finished_ns - request.arrived_ns) / NS_PER_S
+        for request in record.requests
+        if request.status == "completed"
+    ]
     wrong = replay_run(record.log, record.worker_logs, bench.routing(seed)[0], [bench.params] * servers)
     return {
         "minutes": minutes,
@@ -125,7 +131,7 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
         "arrived": len(arrived),
         "ended": dict(status),
         "failures": dict(failures),
-        "retried": sum(each.retries > 0 for each in record.requests),
+        "retried": sum(request.retries > 0 for request in record.requests),
         "restarts": len(back_s),
         "down_s": _spread(back_s),
         "latency_s": _spread(done_s),

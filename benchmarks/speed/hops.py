@@ -100,7 +100,7 @@ def cluster_of(size_bytes: int, is_emulated: bool) -> HardwareCluster:
     fast = emulated(Profile.from_yaml(PROFILE.read_text(), str(PROFILE)), 1 / SPEED_UP)
     as_usual = fast.device.model_copy(update={"emulated_slowdown": 1.0})  # no profile claims that it is faster
     data = to_bytes(Emulation(fast.model_copy(update={"device": as_usual}).to_yaml(), BATCH_LIMIT))
-    real = [EmulatedDevice(FACTORY, data, "rtx-2080-ti", cores=each.cores) for each in devices]
+    real = [EmulatedDevice(FACTORY, data, "rtx-2080-ti", cores=device.cores) for device in devices]
     return HardwareCluster(network, hollow.servers(real))
 
 
@@ -184,8 +184,8 @@ def main() -> None:
                 figures.append(
                     measure(cluster, size_bytes, MicroBatchLoad(micro_batch, micro_batches_s, options.seconds))
                 )
-    show("Hops with passes of no time", HEAD, [_row(each, goal_us) for each in figures])
-    runs = [asdict(each) | {"is_sustained": each.is_sustained} for each in figures]
+    show("Hops with passes of no time", HEAD, [_row(figure, goal_us) for figure in figures])
+    runs = [asdict(figure) | {"is_sustained": figure.is_sustained} for figure in figures]
     write(options.json, {"decisions_s": engine_s, "goal_us": goal_us, "runs": runs})
 
 

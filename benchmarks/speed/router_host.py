@@ -26,10 +26,10 @@ from policies.run_records import RunRecord
 from scenarios.executors.executor_runs import RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving_costs import costs_of
 from scenarios.executors.serving_measurement import ROUTER
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import default_folder, make_experiment
 from scenarios.files.scenario_keys import GammaWorkload, PoissonWorkload, Scenario
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import default_folder, make_world
 from sim.device_profile import HandoverTimes, RouterHost
 
 SCENARIO = Path("scenarios/paper-live.yaml")
@@ -72,12 +72,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    world = make_world(slowed(load_scenario(SCENARIO)), default_folder(load_scenario(SCENARIO)))
+    experiment = make_experiment(slowed(load_scenario(SCENARIO)), default_folder(load_scenario(SCENARIO)))
     runs = []
     for number in range(options.runs):
-        runs.append(measured_run(world, number))
+        runs.append(measured_run(experiment, number))
         print(f"run {number}: {runs[-1]}", flush=True)
-    host = together(world, runs, f"python -m benchmarks.speed.router_host --runs {options.runs} --out {options.out}")
+    host = together(
+        experiment, runs, f"python -m benchmarks.speed.router_host --runs {options.runs} --out {options.out}"
+    )
     write_text(options.out, host.to_yaml())
     print(f"{host.spread}\nwritten: {options.out}")
 
@@ -99,25 +101,35 @@ def slowed(scenario: Scenario) -> Scenario:
     )
 
 
-def measured_run(world: World, seed: int) -> HostRun:
+def measured_run(experiment: Experiment, seed: int) -> HostRun:
     """Run both parts on fresh executors."""
     steady = PoissonWorkload(kind="poisson", rate_img_s=STEADY_IMG_S)
     bursts = GammaWorkload(kind="gamma", rate_img_s=BURSTS_IMG_S, cv=CV)
-    parts = [replace(world, scenario=world.scenario.model_copy(update={"workload": each})) for each in (steady, bursts)]
-    with real_cluster(world, None) as cluster:
+    parts = [
+        replace(experiment, scenario=experiment.scenario.model_copy(update={"workload": each}))
+        for each in (steady, bursts)
+    ]
+    with real_cluster(experiment, None) as cluster:
         light, busy = (_record(part, cluster, seed) for part in parts)
-    owners = [server.device for server in world.cluster.servers]
-    costs = costs_of([light, busy], world.cluster.devices, owners)
+    owners = [server.device for server in experiment.cluster.servers]
+    costs = costs_of([light, busy], experiment.cluster.devices, owners)
     handovers = tuple(device.handover for device in costs.devices if device.handover is not None)
     assert costs.router_host is not None, "it decided"
     return HostRun((light, busy), costs.router_host, handovers, use_of_router(busy))
 
 
-def _record(world: World, cluster: HardwareCluster, seed: int) -> RunRecord:
+def _record(experiment: Experiment, cluster: HardwareCluster, seed: int) -> RunRecord:
     plan = RealRun(
-        ROUTER, world.router(ROUTER), seed, PART_S, WARMUP_S, emulate_links=False, keep_log=False, measures_costs=True
+        ROUTER,
+        experiment.router(ROUTER),
+        seed,
+        PART_S,
+        WARMUP_S,
+        emulate_links=False,
+        keep_log=False,
+        measures_costs=True,
     )
-    return run_on_hardware(world, cluster, None, plan)[1]
+    return run_on_hardware(experiment, cluster, None, plan)[1]
 
 
 def use_of_router(record: RunRecord) -> float:
@@ -125,10 +137,12 @@ def use_of_router(record: RunRecord) -> float:
     return record.router_busy_ns / record.ended_ns
 
 
-def together(world: World, runs: Sequence[HostRun], command: str) -> MeasuredHost:
+def together(experiment: Experiment, runs: Sequence[HostRun], command: str) -> MeasuredHost:
     """Combine all runs into a host, with their spread."""
-    owners = [server.device for server in world.cluster.servers]
-    pooled = costs_of([record for run in runs for record in run.records], world.cluster.devices, owners).router_host
+    owners = [server.device for server in experiment.cluster.servers]
+    pooled = costs_of(
+        [record for run in runs for record in run.records], experiment.cluster.devices, owners
+    ).router_host
     assert pooled is not None, "every run has one"
     when = datetime.now(UTC).date().isoformat()
     return MeasuredHost(

@@ -42,7 +42,7 @@ class TimedRouters:
         cluster, run = scenario(servers, 30.0 / servers)
         self.config, self.context = cluster.router, Scenario("timed", cluster, run).context()
         self.views = self._views(Simulation(cluster, run), Drawn(cluster))
-        self.spec = PolicySpec.of(cluster.router, tuple(each.profile.power.cap_w for each in cluster.devices))
+        self.spec = PolicySpec.of(cluster.router, tuple(device.profile.power.cap_w for device in cluster.devices))
         self.network = PolicyNetwork(self.spec, (64, 64), 0)
         self.weights = {name: value.numpy() for name, value in self.network.state_dict().items()}
         self.rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo import Trainer
 from sim.compiled.rollout import Rollouts
 from sim.simulated_cluster import RunSpec
-from tests import worlds
+from tests import tiny
 
 
 def main() -> None:
@@ -23,12 +23,12 @@ def main() -> None:
     parser.add_argument("--minibatch", type=int, default=2048)
     parser.add_argument("--decisions", type=int, default=2_500_000)
     options = parser.parse_args()
-    cluster = worlds.cluster([worlds.profile(f"p{i}", speed=1.0 - 0.2 * i, per_image_s=5e-5) for i in range(3)])
+    cluster = tiny.cluster([tiny.profile(f"p{i}", speed=1.0 - 0.2 * i, per_image_s=5e-5) for i in range(3)])
     spec = PolicySpec.of(cluster.router, (250.0,) * 3)
     params = TrainingSection(decisions=options.decisions, batch=options.batch, minibatch=options.minibatch)
 
     def episode(seed: int) -> RunSpec:
-        return worlds.run(cluster, worlds.poisson_s(600, 10, seed), 10, detail=False, end="cut", seed=seed)
+        return tiny.run(cluster, tiny.poisson_s(600, 10, seed), 10, detail=False, end="cut", seed=seed)
 
     def begin(first: int) -> Rollouts:
         return Rollouts(cluster, episode, spec, params.hidden, 0, threads=2, first_episode=first)

@@ -55,10 +55,10 @@ def _section(name: str) -> str:
 
 
 def _rows(name: str) -> Iterator[str]:
-    meanings = {each.arg_name: each.description for each in parse(function_of(name).__doc__ or "").params}
+    meanings = {param.arg_name: param.description for param in parse(function_of(name).__doc__ or "").params}
     for argument in app_of(name).assemble_argument_collection():
         flags = [each for each in argument.names if each.startswith("-")]
-        shown = ", ".join(f"`{each}`" for each in flags) or f"`{argument.name}`"
+        shown = ", ".join(f"`{flag}`" for flag in flags) or f"`{argument.name}`"
         yield _row(shown, meanings.get(argument.field_info.name) or "")
 
 

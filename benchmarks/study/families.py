@@ -84,7 +84,7 @@ def main() -> None:
         for floor in FLOORS:
             rival = next(network for network, top1 in TOP1.items() if top1 >= floor)
             rates = [carried(scenario, router, floor) for router in ("compass", "ladder")]
-            shares = [np.divide(each, alone[rival]) for each in rates]
+            shares = [np.divide(rate, alone[rival]) for rate in rates]
             cells = [f"{100 * floor:.1f}", f"`{rival}`", f"{np.mean(alone[rival]):,.0f}", f"{np.mean(rates[0]):,.0f}"]
             print("|", " | ".join([*cells, *(_with_interval(share) for share in shares)]), "|", flush=True)
 

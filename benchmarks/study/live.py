@@ -21,19 +21,19 @@ from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
 from policies.router_kinds import COMPASS
 from policies.rules.rule_params import POINT
+from scenarios.experiment.scenario_building import default_folder
 from scenarios.files.bundled_files import PPO, RULE_SUFFIX, made_name
 from scenarios.files.router_files import made_by
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.metrics.failure_signs import leaves_many
 from scenarios.metrics.fidelity import PREDICTED, PairDocument, ValidationDocument, farthest_stage, was_stopped
 from scenarios.metrics.metric_catalogue import MEASURES, measures
-from scenarios.metrics.router_comparison import P99, ComparisonDocument, InWorld, Promise, Ranking, by_run, validated
+from scenarios.metrics.router_comparison import P99, ComparisonDocument, Promise, Ranking, SideName, by_run, validated
 from scenarios.metrics.run_result import cpu_share
 from scenarios.metrics.slo import ABOUT, ROUNDING
 from scenarios.metrics.statistics import MeanInterval, estimate, least_inside, paired_difference, paired_ratio
 from scenarios.runs.folder import RunFolder
 from scenarios.show.validation_table import disturbance_warnings, emulated_devices
-from scenarios.world.scenario_building import default_folder
 
 SCHEMA: Final = "slimsched.live/1"
 FOCAL: Final = made_name(COMPASS)
@@ -42,14 +42,14 @@ OURS: Final = (FOCAL, COMPASS, PPO)
 FELT: Final = measures("slo_attainment", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
 """Measures that a user notices first; then the mean."""
 _ACCURACY: Final = MEASURES["expected_accuracy"]
-WORLDS: Final[tuple[InWorld, InWorld]] = ("simulated", "hardware")
+SIDES: Final[tuple[SideName, SideName]] = ("simulated", "executors")
 SaidSo = Literal["yes", "no", "open"]
 Measured = dict[str, Any]
 """One scenario's figures: as much of its validation as the page needs, in the validation's form (`rows`, `pairs`).
 
 `accuracy` is, by router, the expected one in the simulated comparison, over `seeds` seeds. `floor` and `p99_limit_s`
 are the SLO; `devices` the emulated ones, empty for real ones; `searches` the fewest by which a router was tuned;
-`warnings` effects in the hardware's figures and in no simulation; `made_with` the validation's environment."""
+`warnings` effects in the executors' figures and in no simulation; `made_with` the validation's environment."""
 
 
 # --------------------------------------------------------------------------------------------------------- what is kept
@@ -128,7 +128,7 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         problem = "was run at several loads, of which this page shows none; leave validate.loads out"
         raise InputError(str(folder / "validation.json"), "", problem)
     searches = [made_by(path).get("searches") for path in folder.path.glob(f"*{RULE_SUFFIX}")]
-    slo = validation["pairs"][0]["hardware"]["slo"]
+    slo = validation["pairs"][0]["executors"]["slo"]
     keys = ("router", "load", "served", "cpu", "coverage", "error_pct", "stages_s")
     return {
         "file": file,
@@ -156,29 +156,29 @@ def _less_of(pair: PairDocument) -> dict[str, Any]:
     """Return only the parts that the page shows."""
     names = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
     part: dict[str, Any] = {key: value for key, value in pair.items() if key in names}
-    for world in WORLDS:
-        part[world] = {}
+    for side in SIDES:
+        part[side] = {}
         for measure in FELT:
-            section = part[world]
+            section = part[side]
             for key in measure.keys[:-1]:
                 section = section.setdefault(key, {})
-            section[measure.keys[-1]] = measure.of(pair[world])
+            section[measure.keys[-1]] = measure.of(pair[side])
     return part
 
 
 # ------------------------------------------------------------------------------------------------------------ who wins
 
 
-def outcome(measured: Measured, world: InWorld) -> Ranking:
+def outcome(measured: Measured, side: SideName) -> Ranking:
     """Rank routers in one world (`scenarios.metrics.router_comparison`); the comparison decides which keep the
     floor."""
     long_run = {router: interval["mean"] for router, interval in measured["accuracy"].items()}
     promise = Promise(P99, measured["floor"])
-    return validated(cast(ValidationDocument, measured), world, promise=promise, long_run=long_run)
+    return validated(cast(ValidationDocument, measured), side, promise=promise, long_run=long_run)
 
 
 def _outcomes(measured: Measured) -> tuple[Ranking, Ranking]:
-    return outcome(measured, "simulated"), outcome(measured, "hardware")
+    return outcome(measured, "simulated"), outcome(measured, "executors")
 
 
 def shown(ranking: Ranking) -> str | None:
@@ -208,8 +208,8 @@ def change_over(name: str, ranking: Ranking, baseline: str | None, router: str =
     return {f"{name}{part}": None if ratio is None else 100 * (ratio - 1) for part, ratio in parts.items()}
 
 
-def _estimate(measured: Measured, router: str, world: InWorld, name: str) -> MeanInterval:
-    values = by_run(_pairs_of(measured, router), world, MEASURES[name])
+def _estimate(measured: Measured, router: str, side: SideName, name: str) -> MeanInterval:
+    values = by_run(_pairs_of(measured, router), side, MEASURES[name])
     return estimate([None] if values is None else list(values.values()))
 
 
@@ -259,10 +259,10 @@ def router_rows(name: str, measured: Measured) -> list[Row]:
         figures: Row = {"scenario": name, "router": router}
         figures |= _scaled("accuracy_over_seeds", _ACCURACY, measured["accuracy"].get(router, estimate([])))
         for measure in FELT:
-            for world, label in zip(WORLDS, ("predicted", "measured"), strict=True):
-                figures |= _scaled(f"{measure.name}_{label}", measure, _estimate(measured, router, world, measure.name))
+            for side, label in zip(SIDES, ("predicted", "measured"), strict=True):
+                figures |= _scaled(f"{measure.name}_{label}", measure, _estimate(measured, router, side, measure.name))
         figures["is_flagged"] = any(leaves_many(served) for served in row["served"].values())
-        rows.append((_estimate(measured, router, "hardware", P99.name)["mean"], figures))
+        rows.append((_estimate(measured, router, "executors", P99.name)["mean"], figures))
     return [row for _, row in sorted(rows, key=lambda each: (each[0] is None, each[0]))]
 
 
@@ -303,9 +303,9 @@ def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
     The paired 95 % interval decides.
     """
     rows = []
-    for baseline in (one.router for one in outcome(measured, "hardware").able if one.router not in OURS):
+    for baseline in (one.router for one in outcome(measured, "executors").able if one.router not in OURS):
         for measure in FELT:
-            mine, other = (by_run(_pairs_of(measured, each), "hardware", measure) for each in (router, baseline))
+            mine, other = (by_run(_pairs_of(measured, each), "executors", measure) for each in (router, baseline))
             if mine is None or other is None:
                 continue
             common = sorted(mine.keys() & other.keys())

@@ -20,10 +20,10 @@ import slimsched
 from benchmarks.marked import commit_here
 from benchmarks.study.pages import number, rows_of, table_head, table_row, yes
 from benchmarks.study.paper import HEAVY, RELAXED, PaperRow
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.bundled_files import PPO
 from scenarios.runs.simulated_runs import simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 
 RUNS: Final = (300, 301)  # seeds that neither training nor tuning uses
 RANDOM: Final = "random"
@@ -58,21 +58,22 @@ WEIGHTS: Final = {
 
 def make_frame(scenarios: Path, runs: Path, seeds: Sequence[int]) -> pd.DataFrame:
     """Train what `runs` lacks, and return a row a reference and training: `FIGURES` on `RUNS`, changes against both."""
-    world = load_world(scenarios / f"{WEIGHTS['heavy'].scenario}.yaml")  # the others differ only in the reward
-    rows = [{"router": label, **measure(world, router, router)} for label, router in REFERENCES.items()]
+    # the others differ only in the reward
+    experiment = load_experiment(scenarios / f"{WEIGHTS['heavy'].scenario}.yaml")
+    rows = [{"router": label, **measure(experiment, router, router)} for label, router in REFERENCES.items()]
     for kind, weights in WEIGHTS.items():
         for seed in seeds:
             path, out = scenarios / f"{weights.scenario}.yaml", runs / f"{weights.scenario}-{seed}"
             file = slimsched.train(path, out=out, changes={"seed": seed}).routers[0].path
-            rows.append({"router": kind, "seed": seed, **measure(world, str(file), PPO)})
+            rows.append({"router": kind, "seed": seed, **measure(experiment, str(file), PPO)})
     return with_changes(pd.DataFrame(rows))
 
 
-def measure(world: World, router: str, name: str) -> dict[str, float]:
+def measure(experiment: Experiment, router: str, name: str) -> dict[str, float]:
     """Simulate one router; returns means over `RUNS` of `FIGURES` (deviations are over a run's images)."""
     figures = []
     for seed in RUNS:
-        result: Any = simulate_metrics(world, world.router(router), name, seed, engine="compiled")
+        result: Any = simulate_metrics(experiment, experiment.router(router), name, seed, engine="compiled")
         latency, energy = result["latency_s"], result["energy_j"]
         times_ms = [np.nan if each is None else 1000 * each for each in (latency["mean"], latency["std"])]
         figures.append([*times_ms, energy["mean"], energy["std"], 100 * result["expected_accuracy"]])

@@ -36,8 +36,8 @@ def make_frame(scenario: Path, runs: Path, seeds: int, epochs: int, episodes: in
     for seed, file in enumerate(files):  # evaluated below, on all windows
         training = {"seed": seed, "epochs": epochs, "episodes": episodes, "judged": 1, "jobs": jobs}
         slimsched.jobs.train(scenario, base=GIVEN, out=file, **training)
-    case = read_case(read_scenario(scenario), str(scenario))
-    _, later = Windows.split(case.jobs, case.world)
+    experiment = read_case(read_scenario(scenario), str(scenario))
+    _, later = Windows.split(experiment.jobs, experiment.cluster_model)
     starts = range(later.first, later.last + 1, LENGTH)
     waits_s = {policy.name: each for policy, each in judge(BASELINES, later, starts, jobs=jobs)}
     rows = [row_of(name, None, each[None], waits_s[GIVEN]) for name, each in waits_s.items()]

@@ -30,14 +30,14 @@ from policies.interfaces import RoutingPolicy, batching_delay_rule_of
 from policies.router_kinds import COMPASS
 from policies.router_plans import plan_of
 from policies.rules.rule_params import RuleSpec
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import make_experiment
 from scenarios.files.bundled_files import made_kind
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.learn.tune import params_of, tune_world
+from scenarios.learn.tune import params_of, tune_experiment
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.fluid_bound import FluidModel
 from scenarios.runs.simulated_runs import simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import make_world
 from sim.compiled.cluster_rows import program_of
 from sim.compiled.compiled_run import NO_ANSWER, RouterAnswer, RunRow, go_on
 from sim.compiled.event_loop import write_observation
@@ -79,50 +79,50 @@ def points(
 
 
 @lru_cache(maxsize=4)
-def world_of(path: Path, servers: int, samples: int | None) -> World:
+def experiment_of(path: Path, servers: int, samples: int | None) -> Experiment:
     """Return the scenario at a size."""
     changes: dict[str, Any] = {"cluster.racks.0.count": servers // RACK, "router.samples": samples}
     changes["faults.0.mean_gap_s"] = SERVER_GAP_S / servers
-    return make_world(load_scenario(path, changes=changes), Path("runs/scale"))
+    return make_experiment(load_scenario(path, changes=changes), Path("runs/scale"))
 
 
 def measure(seeds: int, point: GridRow) -> Row:
     """Return means over `seeds` of the scenario's seeds, the fluid bound, and the cost of tuning and of a decision."""
     name, servers = point.key["router"].removesuffix(ALL), point.key["servers"]
-    world = world_of(point.source, servers, None if point.key["router"].endswith(ALL) else SAMPLES)
+    experiment = experiment_of(point.source, servers, None if point.key["router"].endswith(ALL) else SAMPLES)
     row: Row = {"tuned_at": None, "tuning_cpu_s": None}
     if (kind := made_kind(name)) is not None:
         row["tuned_at"] = min(servers, TUNED_UP_TO)
         _, row["tuning_cpu_s"] = tuned(point.source, row["tuned_at"], kind)
     begun_s, decided = time.process_time(), 0
     results = []
-    for seed in world.scenario.compare.seeds[:seeds]:
-        router = router_of(world, name, point.source, servers)
-        results.append(simulate_metrics(world, router, name, seed, engine="compiled", detail=False))
+    for seed in experiment.scenario.compare.seeds[:seeds]:
+        router = router_of(experiment, name, point.source, servers)
+        results.append(simulate_metrics(experiment, router, name, seed, engine="compiled", detail=False))
         decided += results[-1]["decisions"]
     row |= {"cpu_s": time.process_time() - begun_s, "decisions": decided}
     for figure, path in FIGURES.items():
         mean = estimate([_at(result, path) for result in results])
         row[figure], row[f"{figure}_ci95"] = mean["mean"], mean["ci95"]
-    bound = FluidModel(world).bound(world.scenario.slo.floor or 0.0, world.mean_rate_img_s)
+    bound = FluidModel(experiment).bound(experiment.scenario.slo.floor or 0.0, experiment.mean_rate_img_s)
     row |= {"bound_mean_s": bound.latency_mean_s, "bound_energy_j": bound.energy_per_image_j}
-    row["bound_img_s"], row["rate_img_s"] = bound.capacity_img_s, world.mean_rate_img_s
-    return row | {"decision_us": decision_us(world, name) if name == COMPASS else None}
+    row["bound_img_s"], row["rate_img_s"] = bound.capacity_img_s, experiment.mean_rate_img_s
+    return row | {"decision_us": decision_us(experiment, name) if name == COMPASS else None}
 
 
 @lru_cache
 def tuned(path: Path, servers: int, kind: str) -> tuple[RuleSpec, float]:
     """Return a rule tuned for a load and a size, as by `slimsched train`, and the CPU time of tuning."""
-    world, begun_s = world_of(path, servers, SAMPLES), time.process_time()
-    return tune_world(world, kind, params_of(world)).spec, time.process_time() - begun_s
+    experiment, begun_s = experiment_of(path, servers, SAMPLES), time.process_time()
+    return tune_experiment(experiment, kind, params_of(experiment)).spec, time.process_time() - begun_s
 
 
-def router_of(world: World, name: str, path: Path, servers: int) -> RoutingPolicy:
+def router_of(experiment: Experiment, name: str, path: Path, servers: int) -> RoutingPolicy:
     """Return a fresh router."""
     kind = made_kind(name)
     if kind is None:
-        return world.router(name)
-    return tuned(path, min(servers, TUNED_UP_TO), kind)[0].make(world.context)
+        return experiment.router(name)
+    return tuned(path, min(servers, TUNED_UP_TO), kind)[0].make(experiment.context)
 
 
 def _at(result: Any, path: Sequence[str]) -> float:
@@ -146,11 +146,15 @@ def _ask_again(row: Any, parameters: Any, plan_row: Any, observation_row: Any, t
 _asked_again: Any = numba.njit(nogil=True, error_model="numpy")(_ask_again)  # as in benchmarks.speed.driving
 
 
-def decision_us(world: World, name: str) -> float:
+def decision_us(experiment: Experiment, name: str) -> float:
     """Return the CPU time of one decision, including observation: the median over decisions in the middle of a run."""
-    run = RunRow(program_of(world.cluster), world.run_spec(0, duration_s=world.scenario.duration_s / 2), keeps=False)
-    router = world.router(name)
-    planned, costs_us = plan_of(router, world.cluster.router), list[float]()
+    run = RunRow(
+        program_of(experiment.cluster),
+        experiment.run_spec(0, duration_s=experiment.scenario.duration_s / 2),
+        keeps=False,
+    )
+    router = experiment.router(name)
+    planned, costs_us = plan_of(router, experiment.cluster.router), list[float]()
     assert planned is not None, f"{name} has no compiled form here"
     observation, rule = blank_observation(run.program.servers), batching_delay_rule_of(router)
     if rule is not None:

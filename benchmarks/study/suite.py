@@ -31,7 +31,7 @@ from scenarios.files.router_files import write_rule
 from scenarios.job import comparing_stage
 from scenarios.job.comparing_stage import PUBLISHED, SuiteCase, SuiteFile
 from scenarios.learn.evaluator import TuningParams
-from scenarios.learn.tune import FloorError, tune_world
+from scenarios.learn.tune import FloorError, tune_experiment
 from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
 from scenarios.metrics.result_documents import Case, Figure, SuiteScore, rows_of
 from scenarios.runs.folder import RunFolder
@@ -70,7 +70,7 @@ def make_suite(only: Sequence[str] = (), *, force: bool = False, tunes: bool = T
         for kind in kinds_of(name) if tunes else ():
             _tune(case, kind, force=force)
         cases[name] = _run(case)
-        _write([cases[each] for each in names if each in cases])  # an interrupted command keeps what it has
+        _write([cases[name] for name in names if name in cases])  # an interrupted command keeps what it has
     return make_page(suite)
 
 
@@ -151,7 +151,7 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
     failed = path.with_name(f"{kind}{FAILED}")
     if (path.is_file() or failed.is_file()) and not force:
         return
-    scenario = case.world.scenario
+    scenario = case.experiment.scenario
     params = TuningParams(floor=case.floor, decisions=DECISIONS, searches=SEARCHES, seed=scenario.seed)
 
     def say(text: str) -> None:
@@ -159,20 +159,23 @@ def _tune(case: SuiteCase, kind: str, *, force: bool) -> None:
 
     began_s = time.monotonic()
     try:
-        with announced(case.world, kind, params, say=say, quiet=False) as tell:
-            tuned = tune_world(case.world, kind, params, on_progress=tell)
+        with announced(case.experiment, kind, params, say=say, quiet=False) as tell:
+            tuned = tune_experiment(case.experiment, kind, params, on_progress=tell)
     except FloorError as error:
         path.unlink(missing_ok=True)
         write_text(failed, f"{error}\n")
         return
     failed.unlink(missing_ok=True)
     wall_s, command = time.monotonic() - began_s, f"python -m benchmarks suite {case.name}"
-    save_tuned(path, tuned, case.world, scenario.name, wall_s=wall_s, command=command)
+    save_tuned(path, tuned, case.experiment, scenario.name, wall_s=wall_s, command=command)
     say(tuned_text(tuned))
 
 
 def _run(case: SuiteCase) -> Case:
-    runs, result = EqualRuns(case.world, case.seeds), Case(case.name, case.floor, comparing_stage.bound_s(case), {})
+    runs, result = (
+        EqualRuns(case.experiment, case.seeds),
+        Case(case.name, case.floor, comparing_stage.bound_s(case), {}),
+    )
     files = {kind: file_of(case.name, kind) for kind in BASELINES}
     routers = {COMPASS: COMPASS, **{kind: f"{kind}={path}" for kind, path in files.items() if path.is_file()}}
     for label, router in routers.items():

@@ -17,7 +17,7 @@ import slimsched
 from policies.observation import masks
 from policies.ppo.ppo_router import PPORouter
 from policies.vocabulary import Choice, ClusterView
-from scenarios.world.scenario_building import make_world
+from scenarios.experiment.scenario_building import make_experiment
 from sim.simulated_cluster import Simulation
 
 HERE = Path(__file__).parent
@@ -26,8 +26,8 @@ RNG = np.random.default_rng(0)  # nothing is drawn
 
 def views(router: PPORouter) -> list[ClusterView]:
     """What a router sees in a run."""
-    world, seen = make_world(slimsched.load(NAME, CHANGES).keys, HERE), []
-    simulation = Simulation(world.cluster, world.run_spec(0, duration_s=0.3))
+    experiment, seen = make_experiment(slimsched.load(NAME, CHANGES).keys, HERE), []
+    simulation = Simulation(experiment.cluster, experiment.run_spec(0, duration_s=0.3))
     while (request := simulation.advance()) is not None:
         seen.append(request.view)
         simulation.decide(router.choose(request.view, RNG))

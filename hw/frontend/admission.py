@@ -179,7 +179,7 @@ class Admission:
         inside = self._bridge.inside_of[token]  # also those whose client has left, until the router lets them go
         if inside + count > (limit := self._tokens.get(token, sys.maxsize)):
             self._metrics.refused.labels("token").inc(count)
-            problem = f"full: {inside} images of this token are inside, allowed are {limit}"
+            problem = f"full: {inside} images of this token are inside, expected at most {limit}"
             raise RequestError(problem, 429)
 
     def fault(self, error: Exception) -> RequestError:

@@ -176,7 +176,7 @@ class Tally:
         self._garbage = garbage
         self._log = log
         self._router = router
-        self._top1 = self._by_tuple(router.top1)
+        self._accuracies = self._by_tuple(router.accuracies)
         self._completed, self._accuracy_sum = 0, 0.0
         self._goal = GoalSet()
         self._names = tuple(names)
@@ -185,8 +185,8 @@ class Tally:
         self._busy_ns = [0] * len(names)
         self._until_ns = [0] * len(names)
 
-    def _by_tuple(self, top1: tuple[float, ...]) -> dict[tuple[float, ...], float]:
-        return dict(zip(self._router.width_tuples(), top1, strict=True)) if top1 else {}
+    def _by_tuple(self, accuracies: tuple[float, ...]) -> dict[tuple[float, ...], float]:
+        return dict(zip(self._router.width_tuples(), accuracies, strict=True)) if accuracies else {}
 
     @property
     def is_ready(self) -> bool:
@@ -213,7 +213,7 @@ class Tally:
         for command in commands:
             if isinstance(command, RequestCompleted):
                 self._completed += 1
-                self._accuracy_sum += self._top1.get(command.widths, 0.0)
+                self._accuracy_sum += self._accuracies.get(command.widths, 0.0)
         match event:
             case ServerUp(server):
                 self._up[server] = True
@@ -225,8 +225,8 @@ class Tally:
                 self._journal.note("server_drained" if is_draining else "server_returned", server=self._names[server])
             case GoalSet() if not self._router.classes:  # each class has its own, which the ingress has
                 self._goal = event
-            case ModelChanged(top1):
-                self._top1 = self._by_tuple(top1)
+            case ModelChanged(accuracies):
+                self._accuracies = self._by_tuple(accuracies)
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Watcher`; passes that run together are busy once."""

@@ -290,7 +290,7 @@ def _systemd_socket() -> socket.socket | None:
         return None
     listening = socket.socket(fileno=_SYSTEMD_DESCRIPTOR)
     if listening.family not in (socket.AF_INET, socket.AF_INET6) or os.environ.get("LISTEN_FDS") != "1":
-        raise InputError("systemd", "ListenStream", "allowed is one, of TCP, such as 127.0.0.1:8000")
+        raise InputError("systemd", "ListenStream", "expected one, of TCP, such as 127.0.0.1:8000")
     listening.set_inheritable(False)
     return listening
 

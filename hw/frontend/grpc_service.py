@@ -91,13 +91,13 @@ def read_call(message: Any, size_bytes: int, served: Served) -> Request:
     """
     raw = message.raw_input_contents
     if not raw and size_bytes > JSON_BYTES:
-        problem = f"{size_bytes} bytes without raw_input_contents, allowed are {JSON_BYTES}; send the image there"
+        problem = f"{size_bytes} bytes without raw_input_contents, expected at most {JSON_BYTES}; send the image there"
         raise RequestError(problem, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     head = Infer(
         [Input(each.name, list(each.shape), each.datatype, _parameters(each)) for each in message.inputs],
         message.id,
         _parameters(message) | {"binary_data_output": bool(raw)},
-        [Output(each.name, _parameters(each)) for each in message.outputs],
+        [Output(output.name, _parameters(output)) for output in message.outputs],
     )
     return request_of(head, lambda datatype, values: _values(message, datatype, values), served)
 
@@ -120,7 +120,7 @@ def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
     if len(contents) != values:
         raise RequestError(f"{INPUT}.contents.{name}: found {len(contents)} values, its shape makes {values}")
     if datatype.kind == "u" and max(contents) > np.iinfo(datatype).max:
-        raise RequestError(f"{INPUT}.contents.{name}: allowed are 0 to {np.iinfo(datatype).max}")
+        raise RequestError(f"{INPUT}.contents.{name}: expected 0 to {np.iinfo(datatype).max}")
     return np.array(contents, datatype)
 
 

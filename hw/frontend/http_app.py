@@ -157,7 +157,7 @@ class App:
             return _error(error.status, str(error), ("www-authenticate", "Bearer"))
         if path in [f"{model}/infer" for model in self._models]:
             if method != "POST":
-                return _error(405, f"{method}: allowed is POST", ("allow", "POST"))
+                return _error(405, f"{method}: expected POST", ("allow", "POST"))
             version = self._served.version if path.startswith(self._models[1]) else ""
             response = await self._infer(headers, receive, token, version, scope.get("client"))
             self._metrics.requests.labels(str(response.status)).inc()
@@ -221,7 +221,7 @@ class App:
     async def _body(self, headers: Mapping[str, str], receive: Receive, client: Hashable) -> bytes:
         limit = self._limits.body_bytes
         if int(headers.get("content-length", "0")) > limit:  # the parser lets digits through alone
-            raise RequestError(f"the body has {headers['content-length']} bytes, allowed are {limit}", 413)
+            raise RequestError(f"the body has {headers['content-length']} bytes, expected at most {limit}", 413)
         body = bytearray()
         async with self._room.place(client, int(headers.get("content-length", limit)), self._limits.body_s):
             while True:

@@ -72,7 +72,7 @@ class Served:
     most: int
     version: str = "1"
     request_classes: tuple[RequestClass, ...] = (RequestClass(),)
-    top1: Mapping[tuple[float, ...], float] = field(default_factory=dict)
+    accuracies: Mapping[tuple[float, ...], float] = field(default_factory=dict)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -84,9 +84,9 @@ class Served:
         """Names of the outputs."""
         return tuple(name for name in OUTPUTS if self.classes or name != "scores")
 
-    def by_model(self, version: str, top1: Sequence[float]) -> Served:
-        """Return the same with other weights; `top1` in the order of the other model's table."""
-        return replace(self, version=version, top1=dict(zip(self.top1, top1, strict=False)))
+    def by_model(self, version: str, accuracies: Sequence[float]) -> Served:
+        """Return the same with other weights; `accuracies` in the order of the other model's table."""
+        return replace(self, version=version, accuracies=dict(zip(self.accuracies, accuracies, strict=False)))
 
     def metadata(self) -> dict[str, Any]:
         """Return the model's metadata in the protocol's form."""
@@ -184,10 +184,10 @@ def read_request(body: bytes, header: str | None, served: Served) -> Request:
     length = len(body)
     if header is not None:
         if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= length):
-            raise RequestError(f"Inference-Header-Content-Length: found {header!r:.40}, allowed are 0 to {length}")
+            raise RequestError(f"Inference-Header-Content-Length: found {header!r:.40}, expected 0 to {length}")
         length = int(header)
     if length > JSON_BYTES:
-        raise RequestError(f"{length} bytes of JSON, allowed are {JSON_BYTES}; send the image as binary data", 413)
+        raise RequestError(f"{length} bytes of JSON, expected at most {JSON_BYTES}; send the image as binary data", 413)
     try:
         head = _decoder.decode(memoryview(body)[:length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -205,7 +205,7 @@ def request_of(head: Infer, values: Values, served: Served) -> Request:
         RequestError: it is not a valid request for this model.
     """
     if [each.name for each in head.inputs] != [INPUT]:
-        raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, allowed is one, {INPUT!r}")
+        raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, expected one, {INPUT!r}")
     tensors: list[Input | Output] = [*head.inputs, *head.outputs]
     for tensor in tensors:
         if unknown := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
@@ -220,11 +220,11 @@ def _images(tensor: Input, values: Values, served: Served) -> NDArray[np.float32
     count = tensor.shape[0] if tensor.shape else 0
     if tuple(tensor.shape[1:]) != served.shape or not 1 <= count <= served.most:
         sizes = ", ".join(map(str, served.shape))
-        raise RequestError(f"{INPUT}.shape: found {tensor.shape!r:.80}, allowed is [1 to {served.most}, {sizes}]")
+        raise RequestError(f"{INPUT}.shape: found {tensor.shape!r:.80}, expected [1 to {served.most}, {sizes}]")
     datatype = _DATATYPES.get(tensor.datatype)
     if datatype is None or (tensor.datatype == "UINT8" and not served.mean):
         allowed = "FP32 or UINT8" if served.mean else "FP32 (there is no data set whose pixels UINT8 could be)"
-        raise RequestError(f"{INPUT}.datatype: found {tensor.datatype!r:.40}, allowed is {allowed}")
+        raise RequestError(f"{INPUT}.datatype: found {tensor.datatype!r:.40}, expected {allowed}")
     raw = values(datatype, count * prod(served.shape)).reshape(count, -1)
     if tensor.datatype == "FP32":
         if not np.isfinite(raw).all():
@@ -259,9 +259,9 @@ def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -
         raise RequestError(f"{INPUT}.data: found {len(data or ())} values, its shape makes {values}")
     is_whole = datatype.kind == "u"
     if not ({int} if is_whole else {int, float}).issuperset(map(type, data)):
-        raise RequestError(f"{INPUT}.data: allowed are {'whole ' if is_whole else ''}numbers")
+        raise RequestError(f"{INPUT}.data: expected {'whole ' if is_whole else ''}numbers")
     if is_whole and not 0 <= min(data) <= max(data) <= _MOST_UINT8:
-        raise RequestError(f"{INPUT}.data: allowed are 0 to {_MOST_UINT8}")
+        raise RequestError(f"{INPUT}.data: expected 0 to {_MOST_UINT8}")
     try:
         with np.errstate(over="ignore"):  # infinity, which is refused
             return np.array(data, datatype)
@@ -272,10 +272,10 @@ def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -
 def _outputs(head: Infer, served: Served) -> dict[str, bool]:
     """Return the requested outputs; all of them if none is named."""
     every = head.parameters.get("binary_data_output") is True
-    outputs = {each.name: each.parameters.get("binary_data", every) is True for each in head.outputs}
+    outputs = {output.name: output.parameters.get("binary_data", every) is True for output in head.outputs}
     for name in outputs:
         if name not in served.outputs:
-            raise RequestError(f"outputs: found {name!r:.40}, allowed are {', '.join(served.outputs)}")
+            raise RequestError(f"outputs: found {name!r:.40}, expected {', '.join(served.outputs)}")
     return outputs or dict.fromkeys(served.outputs, every)
 
 
@@ -296,7 +296,7 @@ def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
     if name is None:
         return 0
     if name not in names:
-        raise RequestError(f"parameters.class: found {name!r:.40}, allowed are {', '.join(names)}")
+        raise RequestError(f"parameters.class: found {name!r:.40}, expected {', '.join(names)}")
     return names.index(name)
 
 
@@ -306,9 +306,12 @@ def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
 def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]:
     """Return datatype and values of each output, by its name."""
     return {
-        "prediction": ("INT64", np.array([each.prediction for each in answers], "<i8")),
-        "widths": ("FP32", np.array([each.widths for each in answers], "<f4")),
-        "scores": ("FP32", np.frombuffer(b"".join([each.scores for each in answers]), "<f4").reshape(len(answers), -1)),
+        "prediction": ("INT64", np.array([answer.prediction for answer in answers], "<i8")),
+        "widths": ("FP32", np.array([answer.widths for answer in answers], "<f4")),
+        "scores": (
+            "FP32",
+            np.frombuffer(b"".join([answer.scores for answer in answers]), "<f4").reshape(len(answers), -1),
+        ),
     }
 
 

@@ -302,10 +302,10 @@ class Ingress:
         self._journal.note("ingress_restarted", text)
         self._start()
 
-    def serve_model(self, version: str, top1: tuple[float, ...]) -> None:
-        """Announce that later answers are another model's; `top1`: see `RouterConfig`."""
-        self._spec = replace(self._spec, served=self._spec.served.by_model(version, top1))
-        self.port.post(Serving(version, top1))
+    def serve_model(self, version: str, accuracies: tuple[float, ...]) -> None:
+        """Announce that later answers are another model's; `accuracies`: see `RouterConfig`."""
+        self._spec = replace(self._spec, served=self._spec.served.by_model(version, accuracies))
+        self.port.post(Serving(version, accuracies))
 
     def _end(self, patience_s: float) -> None:
         self.port.close()

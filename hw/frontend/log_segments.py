@@ -280,7 +280,7 @@ class Segment:
         except (msgspec.DecodeError, zlib.error) as error:
             raise self._damage(error) from None
         if self.head.schema != _SCHEMA:
-            raise InputError(str(path), "schema", f"allowed is {_SCHEMA!r} (found {self.head.schema!r:.80})")
+            raise InputError(str(path), "schema", f"expected {_SCHEMA!r} (found {self.head.schema!r:.80})")
 
     @property
     def is_whole(self) -> bool:

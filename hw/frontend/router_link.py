@@ -72,10 +72,10 @@ class Failed(Message, frozen=True):
 
 
 class Serving(Message, frozen=True):
-    """Another model serves: each answer that comes later is of this version; `top1`: see `RouterConfig`."""
+    """Another model serves: each answer that comes later is of this version; `accuracies`: see `RouterConfig`."""
 
     version: str
-    top1: tuple[float, ...]
+    accuracies: tuple[float, ...]
 
 
 class ServerState(msgspec.Struct, frozen=True, array_like=True):
@@ -259,7 +259,7 @@ class Bridge:
         for message in messages:
             match message:
                 case Answered(slot, prediction, widths, scores, took_ns):
-                    expected = self.served.top1.get(widths, 0.0)
+                    expected = self.served.accuracies.get(widths, 0.0)
                     answer = Answer(prediction, widths, scores, self.served.version, took_ns, expected)
                     self._release(slot).answer(slot, answer)
                 case Failed(slot, reason):
@@ -270,8 +270,8 @@ class Bridge:
                 case Status():
                     self.status, self._heard_s = message, self._loop.time()
                     self._post(Alive())
-                case Serving(version, top1):
-                    self.served = self.served.by_model(version, top1)
+                case Serving(version, accuracies):
+                    self.served = self.served.by_model(version, accuracies)
                 case Drain():
                     self.is_draining = True
         if self.is_draining and not self._calls:

@@ -131,20 +131,20 @@ class Metrics:
     def note_answered(self, service_class: int, answers: Sequence[Answer], took_s: float, at_s: float) -> None:
         """Count a request that was answered at `at_s` of the epoch, also by its class if there are any."""
         self._last_s = at_s
-        self._router_ns += max(each.took_ns for each in answers)
+        self._router_ns += max(answer.took_ns for answer in answers)
         self.answered.inc(len(answers))
         self.seconds.observe(took_s)
         if names := self._served().class_names:
             name = names[service_class]
             self._of_class.labels(name).inc(len(answers))
-            self._expected_right.labels(name).inc(sum(each.expected for each in answers))
+            self._expected_right.labels(name).inc(sum(answer.expected for answer in answers))
             self._class_seconds.labels(name).observe(took_s)
 
     def totals(self) -> RequestTotals:
         """Return the counts that Triton's statistics have."""
         value_of = self._registry.get_sample_value
         answered = int(value_of("slimsched_request_seconds_count") or 0)
-        requests = sum(each.value for metric in self.requests.collect() for each in metric.samples)
+        requests = sum(sample.value for metric in self.requests.collect() for sample in metric.samples)
         return RequestTotals(
             answered=answered,
             answered_s=value_of("slimsched_request_seconds_sum") or 0.0,

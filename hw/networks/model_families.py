@@ -71,7 +71,7 @@ class Member(StrictModel):
 
 def own_classes(members: Iterable[Member]) -> set[str]:
     """Return the users' classes, which are not a library's, and run only if their user names them."""
-    return {each.network for each in members if each.network.partition(":")[0] not in LIBRARIES}
+    return {member.network for member in members if member.network.partition(":")[0] not in LIBRARIES}
 
 
 class FamilyStructure(StrictModel):
@@ -223,7 +223,9 @@ class MemberNetwork(GivenNetwork):
     def held_bytes(self, element_bytes: int = 4) -> int:
         """Return the bytes of all weights, if a number of float32 takes this number of bytes."""
         tensors = self.state_dict().values()
-        return sum(each.numel() * (element_bytes if each.dtype == torch.float32 else each.itemsize) for each in tensors)
+        return sum(
+            tensor.numel() * (element_bytes if tensor.dtype == torch.float32 else tensor.itemsize) for tensor in tensors
+        )
 
 
 class MemberInstance:

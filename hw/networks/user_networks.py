@@ -94,7 +94,7 @@ def take_weights(module: nn.Module, state: dict[str, Tensor], path: Path, datase
             problem = f"is {tuple(state[name].shape)}, the network has {tuple(tensor.shape)}"
             if name == [each for each in needed if needed[each].dim() > 1][-1] and len(state[name]) != dataset.classes:
                 problem += f": the weights know {len(state[name])} classes, {dataset.name} has {dataset.classes}"
-                if all(re.fullmatch(r"n\d{8}", each) for each in dataset.names):  # WordNet's numbers
+                if all(re.fullmatch(r"n\d{8}", name) for name in dataset.names):  # WordNet's numbers
                     raise InputError(str(path), name, f"{problem}; name the folders by their classes, such as tench")
             raise InputError(str(path), name, f"{problem}; name the network and the images that the weights are of")
         if state[name].is_floating_point() and state[name].itemsize == 1:
@@ -176,7 +176,7 @@ def _out_of_a_sequence(state: dict[str, Tensor], needed: Mapping[str, Any]) -> t
         outer, _, number = layer.rpartition(".")
         if number.isdigit() and (inner := f"{outer}.{parameter}") in lacking:
             names.setdefault(inner, []).append(name)
-    if not lacking or names.keys() != lacking or any(len(each) > 1 for each in names.values()):
+    if not lacking or names.keys() != lacking or any(len(name) > 1 for name in names.values()):
         return state, ""
     new_names = {each[0]: name for name, each in names.items()}
     layers = ", ".join(sorted({name.rpartition(".")[0] for name in new_names}))

@@ -47,7 +47,7 @@ class NewModel:
 
     starts: Sequence[Start]
     policy: RoutingPolicy
-    top1: tuple[float, ...]
+    accuracies: tuple[float, ...]
     took_over: Callable[[], object]
     failed: Callable[[str], object]
 

@@ -552,7 +552,7 @@ class RouterLoop:
         self._settle()
         order = self._rolling.switch()
         self._settle()
-        self._tell_router(ModelChanged(order.top1), self._clock.now_ns())
+        self._tell_router(ModelChanged(order.accuracies), self._clock.now_ns())
         self._obey(order.policy)
         order.took_over()
 

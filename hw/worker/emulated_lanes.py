@@ -269,10 +269,12 @@ class EmulatedLanes:
             failed, reason = command.requests, "out_of_memory"
         elif command.segment < self.model.segments:
             size_bytes = self.model.output_bytes(command.segment, command.served_width)
-            self._sizes.update(dict.fromkeys((each for each in command.requests if each in self._sizes), size_bytes))
+            self._sizes.update(
+                dict.fromkeys((request for request in command.requests if request in self._sizes), size_bytes)
+            )
         elif broken := self._broken.intersection(command.requests):
             failed, reason = (
-                tuple(each for each in command.requests if each in broken or each in missing),
+                tuple(request for request in command.requests if request in broken or request in missing),
                 "no_prediction",
             )
         if command.segment == self.model.segments:

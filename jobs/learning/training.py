@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from jobs.job_records import JobsRecord
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.learning.scoring_network import (
     HIDDEN,
@@ -81,7 +81,7 @@ class Windows:
     """
 
     jobs: JobTrace
-    world: JobWorld
+    cluster_model: ClusterModel
     first: int
     last: int
     length: int = LENGTH
@@ -95,11 +95,11 @@ class Windows:
 
     @staticmethod
     def split(
-        jobs: JobTrace, world: JobWorld, share: float = 0.6, length: int = LENGTH, warm: int = LENGTH
+        jobs: JobTrace, cluster_model: ClusterModel, share: float = 0.6, length: int = LENGTH, warm: int = LENGTH
     ) -> tuple[Windows, Windows]:
         """Split a trace into earlier windows to train on and later ones to evaluate on: disjoint, and warmed up."""
         cut = int(np.searchsorted(jobs.submit_s, jobs.submit_s[0] + share * (jobs.submit_s[-1] - jobs.submit_s[0])))
-        earlier = Windows(jobs, world, warm, cut - length, length, warm, predicted_s(jobs))
+        earlier = Windows(jobs, cluster_model, warm, cut - length, length, warm, predicted_s(jobs))
         return earlier, replace(earlier, first=cut + warm, last=len(jobs) - length)
 
     def drawn(self, many: int, seed: int, name: str) -> NDArray[np.int64]:
@@ -118,7 +118,7 @@ class Windows:
             jobs = replace(jobs, requested_s=self.predicted_s[rows])
             policy = replace(policy, estimate=REQUESTED)
         warmup_s = float(jobs.submit_s[self.warm] - jobs.submit_s[0]) if self.warm else 0.0
-        return JobSimulation(self.world, JobRun(jobs, policy, warmup_s, choosing=choosing))
+        return JobSimulation(self.cluster_model, JobRun(jobs, policy, warmup_s, choosing=choosing))
 
     def mean_wait_s(self, record: JobsRecord) -> float:
         """Return the mean wait of the jobs that count in a window's record."""
@@ -409,7 +409,7 @@ class TrainingConfig:
             "seed": self.seed,
             "windows": [len(windows.jobs), windows.first, windows.last, windows.length, windows.warm],
             "jobs": inputs_hash(*(column.tolist() for column in (jobs.submit_ns, jobs.work_ns, jobs.gpus, jobs.nodes))),
-            "cluster": inputs_hash(repr(windows.world)),
+            "cluster": inputs_hash(repr(windows.cluster_model)),
         }
 
 

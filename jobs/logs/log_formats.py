@@ -288,7 +288,7 @@ def _headless(
     line, rest = first_line(path)
     names = {len(layout): layout for layout in layouts}.get(width := line.count(",") + 1)
     if names is None:
-        raise InputError(str(path), "line 1", f"{width} fields; allowed are {allowed}")
+        raise InputError(str(path), "line 1", f"{width} fields; expected {allowed}")
     is_header = ("submit" if "submit_s" in names else f"{names[0]},") in line
     first = [] if is_header else [TextBlock(1, f"{line}\n".encode(), 1)]
     return rows_of(chain(first, rest), names, included, stats)
@@ -432,7 +432,7 @@ def format_of(path: Path, options: Options) -> str:
     others = (sacct.ANOTHER_FORM.search, FORMATS["philly"].looks_like)
     if text.lstrip()[:1] in ("{", "[") and not any(looks_like(text) for looks_like in others):
         remedy = "pandas.read_json(FILE, lines=True).to_csv(...) writes it where a line is a job"
-        raise InputError(str(path), "", f"is JSON; allowed is CSV, with --columns: {remedy}")
+        raise InputError(str(path), "", f"is JSON; expected CSV, with --columns: {remedy}")
     if options.columns:
         return "csv"
     for name, candidate in FORMATS.items():

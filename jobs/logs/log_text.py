@@ -113,7 +113,7 @@ def _text(path: Path, data: bytes) -> bytes:
         if data.startswith(magic):
             raise InputError(str(path), "", f"is {what}; a log is text, plain or compressed with gzip: unpack it first")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:HEAD_BYTES]:
-        problem = "is UTF-16 or no text at all; allowed is UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it"
+        problem = "is UTF-16 or no text at all; expected UTF-8: `iconv -f UTF-16 -t UTF-8 FILE` converts it"
         raise InputError(str(path), "", problem)
     return data.removeprefix(b"\xef\xbb\xbf")
 

@@ -1,7 +1,7 @@
 """A trained router that decides, without exploration (eps = 0). It doesn't learn.
 
 One compiled code (`policies.ppo.kernels`) decides wherever a stored router decides: otherwise near-ties would differ
-between hardware and simulation. `PPORouter.logits` computes the network in numpy.
+between executors and simulation. `PPORouter.logits` computes the network in numpy.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 rule each.
 
 They use the view and, if needed, expected costs (`CostModel`) and the accuracy prior; never the state of the simulator
-or the hardware. A router has at most private memory (the round robin's turn), so it serves one run. Every tie goes to
+or executors. A router has at most private memory (the round robin's turn), so it serves one run. Every tie goes to
 the lowest server index.
 
 So that other code can reproduce a decision to the last bit: random numbers are drawn one `rng.random()` at a time, in

@@ -262,7 +262,7 @@ class CompassRule(RuleSpec):
         unit_ns = unit_of(context)
         ways_ns = [middle_way_ns(context, server) for server in servers]
         most = MAX_STRETCH * max(1.0, numbers.rise)  # up to loads 3.5 times as large
-        is_asked = config.top1 or self.control != ControlSpec(p99_limit_s=0.0)  # default: only with a table
+        is_asked = config.accuracies or self.control != ControlSpec(p99_limit_s=0.0)  # default: only with a table
         control = None
         if self.control is not None and is_asked:
             control = self.control.make(config, source, key, most, weighs=True)
@@ -291,9 +291,11 @@ def priced_rungs(context: RouterContext, source: str, key: str, widths: Sequence
         raise InputError(source, key, f"the accuracy table has no tuple of the widths {widths}")
     costs_s = tuple_costs_s(context, (*rungs, full))
     cost_steps = np.diff([costs_s[rung] / costs_s[full] for rung in rungs])
-    top1 = np.diff([context.prior(rung) for rung in rungs])
+    accuracies = np.diff([context.prior(rung) for rung in rungs])
     energies_j = np.diff([path_energy_j(context, rung) for rung in rungs])
-    return PricedRungs(rungs, tuple((top1 / cost_steps).tolist()), tuple((POINT * energies_j / cost_steps).tolist()))
+    return PricedRungs(
+        rungs, tuple((accuracies / cost_steps).tolist()), tuple((POINT * energies_j / cost_steps).tolist())
+    )
 
 
 def unit_of(context: RouterContext) -> float:

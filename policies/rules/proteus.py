@@ -247,7 +247,7 @@ def make_milp(
         tuple(utilization * NS_PER_S / path_ns(context.costs, server, widths) for widths in tuples)
         for server in range(config.servers)
     )
-    accuracy = tuple(context.prior.top1[widths] for widths in tuples)
+    accuracy = tuple(context.prior.accuracies[widths] for widths in tuples)
     return Milp(
         config.widths, micro_batch_sizes, tuples, accuracy, capacity, round(period_s * NS_PER_S), headroom, clear_s
     )

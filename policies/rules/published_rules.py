@@ -116,10 +116,10 @@ def make_variants(
     """
     config = context.config
     costs = context.costs
-    top1 = context.prior.top1
-    accurate = [widths for widths in efficient_tuples(context) if top1[widths] >= floor]
+    accuracies = context.prior.accuracies
+    accurate = [widths for widths in efficient_tuples(context) if accuracies[widths] >= floor]
     if not accurate:
-        best = max((top1[widths] for widths in efficient_tuples(context)), default=0.0)
+        best = max((accuracies[widths] for widths in efficient_tuples(context)), default=0.0)
         raise ValueError(f"no width tuple is as accurate as {floor:g}; the best has {best:.4f}")
     target_ns = round(target_s * NS_PER_S)
     variants = []

@@ -181,12 +181,16 @@ def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tup
     If no tuple can be held completely, all tuples of the core's widths: missing widths are served narrower.
     """
     config, allowed = context.config, allowed or context.config.widths
-    table = {widths: top1 for widths, top1 in context.prior.top1.items() if set(allowed).issuperset(widths)}
+    table = {
+        widths: accuracies for widths, accuracies in context.prior.accuracies.items() if set(allowed).issuperset(widths)
+    }
     held = [
         {width for number, width in enumerate(config.widths) if any(masks[segment][number] for masks in config.fits)}
         for segment in range(config.segments)
     ]
-    return {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))} or table
+    return {
+        widths: accuracies for widths, accuracies in table.items() if all(map(set.__contains__, held, widths))
+    } or table
 
 
 def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list[tuple[float, ...]]:
@@ -199,7 +203,11 @@ def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> l
     sets, table = set(context.working_sets), held_top1(context, allowed)
     if sets:
         every = context.config.widths
-        table = {widths: top1 for widths, top1 in table.items() if any(within(widths, held, every) for held in sets)}
+        table = {
+            widths: accuracies
+            for widths, accuracies in table.items()
+            if any(within(widths, held, every) for held in sets)
+        }
     return _front(table, tuple_costs_s(context, table))
 
 
@@ -208,12 +216,14 @@ def within(widths: Sequence[float], held: WorkingSet, every: Sequence[float]) ->
     return all(mask[every.index(width)] for width, mask in zip(widths, held, strict=True))
 
 
-def _front(top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]) -> list[tuple[float, ...]]:
+def _front(
+    accuracies: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]
+) -> list[tuple[float, ...]]:
     efficient: list[tuple[float, ...]] = []
     best = float("-inf")
-    for widths in sorted(top1, key=lambda widths: (cost[widths], -top1[widths], widths)):
-        if top1[widths] > best:
-            best = top1[widths]
+    for widths in sorted(accuracies, key=lambda widths: (cost[widths], -accuracies[widths], widths)):
+        if accuracies[widths] > best:
+            best = accuracies[widths]
             efficient.append(widths)
     return efficient[::-1]
 
@@ -221,19 +231,21 @@ def _front(top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, .
 def corner_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> list[tuple[float, ...]]:
     """Return the efficient tuples that are best at some price of device time, the most accurate first."""
     efficient = efficient_tuples(context, allowed)
-    return corners(context.prior.top1, tuple_costs_s(context, efficient))
+    return corners(context.prior.accuracies, tuple_costs_s(context, efficient))
 
 
 def corners(
-    top1: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]
+    accuracies: Mapping[tuple[float, ...], float], cost: Mapping[tuple[float, ...], float]
 ) -> list[tuple[float, ...]]:
     """Return the tuples of `cost` at corners of the front's convex hull, the most accurate first.
 
     From each to the next the ratio of accuracy lost to time saved grows.
     """
     hull: list[tuple[float, ...]] = []
-    for widths in reversed(_front({widths: top1[widths] for widths in cost}, cost)):
-        while len(hull) > 1 and not _is_corner(*((cost[corner], top1[corner]) for corner in (*hull[-2:], widths))):
+    for widths in reversed(_front({widths: accuracies[widths] for widths in cost}, cost)):
+        while len(hull) > 1 and not _is_corner(
+            *((cost[corner], accuracies[corner]) for corner in (*hull[-2:], widths))
+        ):
             hull.pop()
         hull.append(widths)
     return hull[::-1]
@@ -242,7 +254,7 @@ def corners(
 def cost_at(
     floor: float,
     front: Sequence[tuple[float, ...]],
-    top1: Mapping[tuple[float, ...], float],
+    accuracies: Mapping[tuple[float, ...], float],
     cost: Mapping[tuple[float, ...], float],
 ) -> float:
     """Return the cost of a mean accuracy of `floor` by a mix of two corners of a front, the most accurate first.
@@ -250,11 +262,11 @@ def cost_at(
     Infinite if no corner is as accurate.
     """
     best = front[0]
-    if top1[best] < floor:
+    if accuracies[best] < floor:
         return inf
     for worse in front[1:]:
-        if top1[worse] < floor:
-            share = (floor - top1[worse]) / (top1[best] - top1[worse])
+        if accuracies[worse] < floor:
+            share = (floor - accuracies[worse]) / (accuracies[best] - accuracies[worse])
             return share * cost[best] + (1 - share) * cost[worse]
         best = worse
     return cost[best]
@@ -305,13 +317,13 @@ def worth_of_steps(context: RouterContext, of: Sequence[float] = ()) -> npt.NDAr
     of = of or context.config.widths
     segments, widths = context.config.segments, len(of)
     codes = np.array(list(product(range(widths), repeat=segments)))
-    top1 = np.array([context.prior(tuple(of[w] for w in code)) for code in codes])
+    accuracies = np.array([context.prior(tuple(of[w] for w in code)) for code in codes])
     steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
     cost_s = np.array(list(tuple_costs_s(context, (tuple(of[w] for w in code) for code in codes)).values()))
-    lacks = np.array([top1[cost_s <= own_s].max() - own for own_s, own in zip(cost_s, top1, strict=True)])
+    lacks = np.array([accuracies[cost_s <= own_s].max() - own for own_s, own in zip(cost_s, accuracies, strict=True)])
     weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
     terms = np.hstack([np.ones((len(codes), 1)), steps])
-    coefficients = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
+    coefficients = np.linalg.lstsq(weight * terms, weight[:, 0] * accuracies, rcond=None)[0]
     worth: npt.NDArray[np.float64] = np.maximum(coefficients[1:].reshape(segments, widths - 1), MIN_WORTH)
     return worth
 
@@ -364,18 +376,18 @@ def _masks(widths: Widths, nests: tuple[int, ...], limits: Limits) -> WorkingSet
 
 def _best_set(context: RouterContext, server: int, params: GreedyParams, floor: float) -> Limits | None:
     """Return a server's best set; None if no width tuple of the accuracy table fits."""
-    top1, nests = context.prior.top1, nests_of(context.config.widths, params.nests)
-    cost_ns: dict[Widths, float] = {widths: path_ns(context.costs, server, widths) for widths in top1}
+    accuracies, nests = context.prior.accuracies, nests_of(context.config.widths, params.nests)
+    cost_ns: dict[Widths, float] = {widths: path_ns(context.costs, server, widths) for widths in accuracies}
 
     def front_of(limits: Limits) -> list[Widths]:
         held = _masks(context.config.widths, params.nests, limits)
-        inside = {widths: cost_ns[widths] for widths in top1 if within(widths, held, context.config.widths)}
-        return corners(top1, inside)
+        inside = {widths: cost_ns[widths] for widths in accuracies if within(widths, held, context.config.widths)}
+        return corners(accuracies, inside)
 
     def dearness(limits: Limits) -> tuple[float, float, float]:
         front = fronts[limits]
-        at_floor = cost_at(floor, front, top1, cost_ns) if floor > 0.0 else inf
-        return at_floor, -top1[front[0]], cost_ns[front[-1]]
+        at_floor = cost_at(floor, front, accuracies, cost_ns) if floor > 0.0 else inf
+        return at_floor, -accuracies[front[0]], cost_ns[front[-1]]
 
     sets = _largest_sets(nests, context.config.segments, params)
     fronts = {limits: front for limits in sets if (front := front_of(limits))}

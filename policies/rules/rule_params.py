@@ -148,7 +148,7 @@ Reals = npt.NDArray[np.float64]
 
 def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     if list(values) != sorted(set(values)):
-        raise ValueError(f"{list(values)}: allowed are requests per server, ascending, from 0")
+        raise ValueError(f"{list(values)}: expected requests per server, ascending, from 0")
     return values
 
 

@@ -421,13 +421,13 @@ class ControlSpec(StrictModel):
                 an energy weight.
         """
         key = f"{key}.control" if key else "control"
-        if not config.top1:
+        if not config.accuracies:
             problem = f"the core has no accuracy table: it knows those of up to {MAX_TUPLES} width tuples"
             raise InputError(source, key, f"{problem}; leave `control` out")
         if self.energy_weight is not None and not weighs:
             problem = f"is {self.energy_weight:g}, but this kind knows no energy; leave it out, or take compass"
             raise InputError(source, f"{key}.energy_weight", problem)
-        best = max(config.top1)
+        best = max(config.accuracies)
         if self.floor is not None and self.floor > best:
             problem = f"no width tuple is as accurate as {self.floor:g}; the best has {best:.4f}: name at most that"
             raise InputError(source, f"{key}.floor", problem)

@@ -1,1 +1,1 @@
-"""Real executors: the devices that servers stand for, calibration, what must fit, runs on hardware, validation."""
+"""Real executors: the devices that servers stand for, calibration, what must fit, runs on executors, validation."""

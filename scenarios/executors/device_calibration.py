@@ -35,6 +35,8 @@ from scenarios.executors.executor_runs import SATURATED_IMAGES, RealRun, real_cl
 from scenarios.executors.preflight import require_device
 from scenarios.executors.serving_measurement import is_served, measure_serving, with_overheads
 from scenarios.executors.validation_plan import mean_slowdown, observed_slowdowns
+from scenarios.experiment.resolved_scenario import Experiment, NetworkAccuracy
+from scenarios.experiment.scenario_building import build_experiment, device_section
 from scenarios.files.scenario_keys import (
     GB,
     ClassSection,
@@ -56,8 +58,6 @@ from scenarios.runs.simulated_runs import simulate_metrics
 from scenarios.show.tables import facts, to_text
 from scenarios.show.wording import lines_of
 from scenarios.terminal.progress import Progress, Say
-from scenarios.world.resolved_scenario import NetworkAccuracy, World
-from scenarios.world.scenario_building import build_world, device_section
 from sim.device_profile import Profile
 
 TOO_LITTLE = 2.0  # times the budget: what needs more was not meant
@@ -229,37 +229,37 @@ def solo_metrics(
         return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
 
 
-def open_loop_s(world: World) -> float:
+def open_loop_s(experiment: Experiment) -> float:
     """Return how long the open-loop runs are together: too few images would show nothing."""
-    assert world.rate_img_s is not None, "it was given one"
-    return max(OPEN_LOOP_S, RUNS * MIN_IMAGES / world.rate_img_s)
+    assert experiment.rate_img_s is not None, "it was given one"
+    return max(OPEN_LOOP_S, RUNS * MIN_IMAGES / experiment.rate_img_s)
 
 
 def open_loop(
-    file: ModelFile, world: World, profile: Profile, seconds: float, seed: int, *, quiet: bool
+    file: ModelFile, experiment: Experiment, profile: Profile, seconds: float, seed: int, *, quiet: bool
 ) -> list[CheckedMetric]:
     """Measure open-loop runs, each against its simulation."""
     with Progress("serve", RUNS, unit="run", quiet=quiet) as progress:
         runs = []
-        for run in open_loop_runs(world, file, seconds / RUNS, seed):
+        for run in open_loop_runs(experiment, file, seconds / RUNS, seed):
             runs.append(run)
             progress.update(1)
     return open_loop_metrics(profile, runs)
 
 
-def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
+def open_loop_experiment(profile: Profile, device: DeviceSpec, seed: int) -> Experiment:
     """Return one server on the device, all its instances loaded if they fit, and arrivals that it serves easily."""
-    world, stable_img_s = _lone_world(profile, device_section(device), seed)
-    return _at_rate(world, SHARE * stable_img_s)
+    experiment, stable_img_s = _lone_experiment(profile, device_section(device), seed)
+    return _at_rate(experiment, SHARE * stable_img_s)
 
 
-def _at_rate(world: World, rate_img_s: float) -> World:
+def _at_rate(experiment: Experiment, rate_img_s: float) -> Experiment:
     workload = PoissonWorkload(kind="poisson", rate_img_s=rate_img_s)
-    return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
+    return replace(experiment, scenario=experiment.scenario.model_copy(update={"workload": workload}))
 
 
-def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[World, float]:
-    """Return the device's world, and the largest rate that is stable in it."""
+def _lone_experiment(profile: Profile, device: DeviceSection, seed: int) -> tuple[Experiment, float]:
+    """Return the device's experiment, and the largest rate that is stable in it."""
     vram_bytes = profile.device.vram_bytes if device.vram_gb is None else device.vram_gb * GB
     needed = profile.memory.context_bytes + sum(instance.vram_bytes for instance in profile.memory.instances)
     server = ServerSection(
@@ -283,10 +283,12 @@ def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[Wor
     )
     widest = [widths[-1] for widths in models.values()] or profile.model.widths[-1:]
     prior = AccuracyPrior({(width,) * profile.model.segments: 0.5 for width in widest})  # labels are not looked at
-    world = build_world(scenario, {SERVER: profile}, NetworkAccuracy(prior))
-    search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION, slo=Slo.of(scenario))
-    limit = capacity(world, lambda: world.router(ROUTER), search)
-    return world, limit.stable_img_s
+    experiment = build_experiment(scenario, {SERVER: profile}, NetworkAccuracy(prior))
+    search = Search(
+        ROUTER, (seed,), CAPACITY_IMAGES / experiment.capacity_img_s, CAPACITY_PRECISION, slo=Slo.of(scenario)
+    )
+    limit = capacity(experiment, lambda: experiment.router(ROUTER), search)
+    return experiment, limit.stable_img_s
 
 
 def with_serving(
@@ -299,14 +301,14 @@ def with_serving(
     Raises:
         InputError: other processes used much of the device meanwhile, and that is not allowed.
     """
-    world, stable_img_s = _lone_world(profile, device, seed)
-    world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
-    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed, allow_busy=allow_busy), 0)
+    experiment, stable_img_s = _lone_experiment(profile, device, seed)
+    experiment = _at_rate(experiment, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
+    return with_overheads(profile, measure_serving(experiment, file, _any_images(file), seed, allow_busy=allow_busy), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoopRun:
-    """A run on the hardware and its paired simulation, which has the same arrivals and replays the device's slowdown.
+    """A run on executors and its paired simulation, which has the same arrivals and replays the device's slowdown.
 
     `slowdown`: how much longer things took than at full speed, on average; None without readings.
     """
@@ -316,22 +318,22 @@ class OpenLoopRun:
     slowdown: float | None = None
 
 
-def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[OpenLoopRun]:
+def open_loop_runs(experiment: Experiment, file: ModelFile, duration_s: float, seed: int) -> Iterator[OpenLoopRun]:
     """Yield one run after the other, each with separate arrivals."""
     dataset = _any_images(file)
     warmup_s = WARMUP_SHARE * duration_s
-    with real_cluster(world, file) as cluster:
+    with real_cluster(experiment, file) as cluster:
         for index in range(RUNS):
             run_seed = derived_seed(seed, f"check:{index}")
             run = RealRun(
-                ROUTER, world.router(ROUTER), run_seed, duration_s, warmup_s,
+                ROUTER, experiment.router(ROUTER), run_seed, duration_s, warmup_s,
                 image_limit=SATURATED_IMAGES, keep_log=False,
             )  # fmt: skip
-            real, record = run_on_hardware(world, cluster, dataset, run)
-            slowdowns = observed_slowdowns(record, world.cluster.devices, [0])
+            real, record = run_on_hardware(experiment, cluster, dataset, run)
+            slowdowns = observed_slowdowns(record, experiment.cluster.devices, [0])
             simulated = simulate_metrics(
-                world,
-                world.router(ROUTER),
+                experiment,
+                experiment.router(ROUTER),
                 ROUTER,
                 run_seed,
                 duration_s=duration_s,

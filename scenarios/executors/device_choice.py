@@ -23,9 +23,9 @@ from hw.worker.cuda import refused_by_mode, unseen, unserved
 from hw.worker.emulated_lanes import EmulatedDevice
 from kit.errors import InputError, WorkError, in_a_line
 from kit.random_streams import derived_seed
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import emulated_profile
 from scenarios.files.scenario_keys import GB, ClusterSection, DeviceSection, ServerSection
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import emulated_profile
 from sim.device_profile import Profile
 from sim.emulated_device import FACTORY, Emulation, to_bytes
 
@@ -48,7 +48,7 @@ def chosen_devices(name: str | None) -> list[tuple[str, DeviceSpec]]:
     ]
     if not matches:
         reason = why_unseen() if name.startswith("cuda") and not torch.cuda.is_available() else ""
-        allowed = f"allowed are {', '.join(by_name)}"
+        allowed = f"expected {', '.join(by_name)}"
         raise InputError("--device", "", f"no device {name!r} here{f' ({reason})' if reason else ''}; {allowed}")
     return matches
 
@@ -290,20 +290,20 @@ def host_key(section: ClusterSection, server: ServerSection) -> str:
     return f"cluster.servers.{index}.host ({server.name})"
 
 
-def emulated_device(world: World, index: int) -> EmulatedDevice:
+def emulated_device(experiment: Experiment, index: int) -> EmulatedDevice:
     """Return what a server's device emulates: its given profile, without the costs of serving, which are real here."""
-    server = world.scenario.cluster.named_servers[index]
+    server = experiment.scenario.cluster.named_servers[index]
     assert server.device is not None, "emulated"
-    params = world.scenario.cluster.greedy_of(server)
+    params = experiment.scenario.cluster.greedy_of(server)
     emulation = Emulation(
         profile=emulated_profile(server.device).to_yaml(),
         batch_limit=params.batch_limit,
-        jitter=world.scenario.jitter,
+        jitter=experiment.scenario.jitter,
         util_metric=params.util_metric,
-        seed=derived_seed(world.scenario.seed, "emulation"),
+        seed=derived_seed(experiment.scenario.seed, "emulation"),
         server=index,
     )
-    return playing(emulation, world.device_names[index], server.device)
+    return playing(emulation, experiment.device_names[index], server.device)
 
 
 def playing(emulation: Emulation, name: str, section: DeviceSection) -> EmulatedDevice:
@@ -311,13 +311,13 @@ def playing(emulation: Emulation, name: str, section: DeviceSection) -> Emulated
     return EmulatedDevice(FACTORY, to_bytes(emulation), name, section.slowdown, section.cores)
 
 
-def served_of(world: World) -> ServedNetwork:
+def served_of(experiment: Experiment) -> ServedNetwork:
     """Return a placeholder network: what its activations take, by the profiles."""
-    model = world.profiles[0].model
+    model = experiment.profiles[0].model
     return ServedNetwork.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
 
 
-def blank_images(world: World) -> Dataset:
+def blank_images(experiment: Experiment) -> Dataset:
     """Return one image, which is every request's: as many bytes as a real one has, all of them blank."""
-    image, label = np.zeros((1, *served_of(world).input_shape), dtype=np.float32), np.zeros(1, dtype=np.int64)
+    image, label = np.zeros((1, *served_of(experiment).input_shape), dtype=np.float32), np.zeros(1, dtype=np.int64)
     return Dataset("none", image, label, image, label, 1)

@@ -45,33 +45,33 @@ from scenarios.executors.validation_plan import (
     ValidationPlan,
     observed_slowdowns,
 )
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.router_files import display_name
 from scenarios.metrics.failure_signs import diagnosed
 from scenarios.metrics.fidelity import ValidationRun
 from scenarios.metrics.run_result import Result, RunLabel, summarise, window_of
 from scenarios.runs.simulated_runs import able_to_run, engine_of, run_simulation
 from scenarios.terminal.progress import Say
-from scenarios.world.resolved_scenario import World
 
 LANES_CORES = 5  # a GPU's server needs: the wait for each of its four blocks spins, and words come meanwhile
 SATURATED_IMAGES = 10_000
 FEW_SIZES = 32  # of batches: up to this number all are warmed up, of more only powers of two and the largest
 
 
-def hardware_servers(world: World) -> list[HardwareServer]:
+def hardware_servers(experiment: Experiment) -> list[HardwareServer]:
     """Return the scenario's servers as the executors take them."""
-    sections = world.scenario.cluster.named_servers
+    sections = experiment.scenario.cluster.named_servers
 
     def real_device(index: int) -> DeviceSpec:
-        section, params = section_of(sections[index], sections), world.cluster.servers[index].params
-        device = as_calibrated(device_of(sections[index], sections), section, world.profiles[index])
+        section, params = section_of(sections[index], sections), experiment.cluster.servers[index].params
+        device = as_calibrated(device_of(sections[index], sections), section, experiment.profiles[index])
         sizes = params.padded_sizes or warm_batches(params.batch_limit)
         return replace(device, warm_sizes=sizes) if device.kind == "cuda" else device
 
     return [
         HardwareServer(
             name=spec.name,
-            device=real_device(index) if section.emulated is None else emulated_device(world, index),
+            device=real_device(index) if section.emulated is None else emulated_device(experiment, index),
             params=spec.params,
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,
@@ -79,7 +79,7 @@ def hardware_servers(world: World) -> list[HardwareServer]:
             captured=profile.execution.get("captured", ""),
         )
         for index, (section, spec, profile) in enumerate(
-            zip(sections, world.cluster.servers, world.profiles, strict=True)
+            zip(sections, experiment.cluster.servers, experiment.profiles, strict=True)
         )
     ]
 
@@ -117,7 +117,9 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
+def real_cluster(
+    experiment: Experiment, model: ModelFile | None, *, is_urgent: bool = False
+) -> Iterator[HardwareCluster]:
     """Start the scenario's servers as workers, on this machine or its cluster's hosts; they stop when the block ends.
 
     Args:
@@ -126,20 +128,20 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
             one alone.
     """
     with ExitStack() as stack:
-        servers, carrier = hardware_servers(world), None
-        if world.scenario.cluster.backend == "ray":
-            hosts = stack.enter_context(joined_hosts(world.scenario.cluster, world.scenario.name))
-            servers, carrier = on_hosts(world, servers, hosts, model)
+        servers, carrier = hardware_servers(experiment), None
+        if experiment.scenario.cluster.backend == "ray":
+            hosts = stack.enter_context(joined_hosts(experiment.scenario.cluster, experiment.scenario.name))
+            servers, carrier = on_hosts(experiment, servers, hosts, model)
         else:
             servers = on_own_cores(servers, usable_cores())
         cluster = HardwareCluster(
-            model if model is not None else served_of(world),
+            model if model is not None else served_of(experiment),
             servers,
             warm_batches=(1,)
             if is_urgent
-            else warm_batches(max(server.params.batch_limit for server in world.cluster.servers)),
-            supervision=world.cluster.supervision,
-            largest_micro_batch=world.cluster.router.micro_batch_sizes[-1],
+            else warm_batches(max(server.params.batch_limit for server in experiment.cluster.servers)),
+            supervision=experiment.cluster.supervision,
+            largest_micro_batch=experiment.cluster.router.micro_batch_sizes[-1],
             carrier=carrier,
             waits=not is_urgent,
         )
@@ -147,23 +149,23 @@ def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = Fal
 
 
 def on_hosts(
-    world: World, servers: Sequence[HardwareServer], hosts: Hosts, model: ModelFile | None
+    experiment: Experiment, servers: Sequence[HardwareServer], hosts: Hosts, model: ModelFile | None
 ) -> tuple[list[HardwareServer], RayHosts]:
     """Return the servers with their machines, and what starts their workers there."""
-    cluster = world.scenario.cluster
-    names, hardware = host_names(cluster, hosts), list[HardwareServer]()
+    cluster = experiment.scenario.cluster
+    names, executors = host_names(cluster, hosts), list[HardwareServer]()
     for section, server, host in zip(cluster.named_servers, servers, names, strict=True):
         device = server.device
         if isinstance(device, DeviceSpec):
             device_there = hosts.ask(host, host_key(cluster, section), device_of, section, cluster.named_servers)
             device = replace(device, vram_bytes=device_there.vram_bytes)
-        hardware.append(replace(server, device=device, machine=hosts.machine_of(host), host=host))
-    return hardware, RayHosts(hosts.cluster, names, None if model is None else model.path)
+        executors.append(replace(server, device=device, machine=hosts.machine_of(host), host=host))
+    return executors, RayHosts(hosts.cluster, names, None if model is None else model.path)
 
 
-def without_faults(world: World) -> World:
-    """Return the same world with nothing planned to go wrong."""
-    return replace(world, scenario=world.scenario.model_copy(update={"faults": ()}))
+def without_faults(experiment: Experiment) -> Experiment:
+    """Return the same experiment with nothing planned to go wrong."""
+    return replace(experiment, scenario=experiment.scenario.model_copy(update={"faults": ()}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class RunObserver:
 
 
 def run_on_hardware(
-    world: World,
+    experiment: Experiment,
     cluster: HardwareCluster,
     dataset: Dataset | None,
     run: RealRun,
@@ -229,12 +231,12 @@ def run_on_hardware(
         drained: which servers the operator has drained now.
     """
     began_ns = time.monotonic_ns()
-    record = _carried_out(world, cluster, dataset, run, observer or RunObserver(), drained)
-    return _summarised(world, run, record, dataset is None, (time.monotonic_ns() - began_ns) / 1e9), record
+    record = _carried_out(experiment, cluster, dataset, run, observer or RunObserver(), drained)
+    return _summarised(experiment, run, record, dataset is None, (time.monotonic_ns() - began_ns) / 1e9), record
 
 
 def _carried_out(
-    world: World,
+    experiment: Experiment,
     cluster: HardwareCluster,
     dataset: Dataset | None,
     run: RealRun,
@@ -242,12 +244,12 @@ def _carried_out(
     drained: Wish,
 ) -> RunRecord:
     seed = run.seed
-    planned = world.run_spec(seed, duration_s=run.duration_s, scale=run.scale, end=run.end)
+    planned = experiment.run_spec(seed, duration_s=run.duration_s, scale=run.scale, end=run.end)
     is_emulated = dataset is None
     if dataset is None:
-        dataset, images = blank_images(world), np.zeros(1, dtype=np.int64)
+        dataset, images = blank_images(experiment), np.zeros(1, dtype=np.int64)
     else:
-        images = world.images(seed, len(planned.arrivals_ns))[: run.image_limit]
+        images = experiment.images(seed, len(planned.arrivals_ns))[: run.image_limit]
     request = HardwareRun(
         arrivals_ns=planned.arrivals_ns,
         images=dataset.test_images,
@@ -261,36 +263,36 @@ def _carried_out(
         keep_log=run.keep_log,
         faults=planned.faults,
         goals=planned.goals,
-        links=world.emulated_links(seed) if run.emulate_links else None,
+        links=experiment.emulated_links(seed) if run.emulate_links else None,
         measures_costs=run.measures_costs,
         is_correct=planned.correctness.is_correct if is_emulated else None,
     )
-    spec = world.cluster
+    spec = experiment.cluster
     rng = stream(seed, f"router:{run.router}")
     routing = Routing(by_plan(run.policy, spec.router), rng, spec.weights, spec.prior)
     return cluster.run(request, spec.router, routing, observer.on_progress, observer.say, drained)
 
 
-def _summarised(world: World, run: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
-    planned = world.run_spec(run.seed, duration_s=run.duration_s, scale=run.scale, end=run.end)
+def _summarised(experiment: Experiment, run: RealRun, record: RunRecord, is_emulated: bool, wall_s: float) -> Result:
+    planned = experiment.run_spec(run.seed, duration_s=run.duration_s, scale=run.scale, end=run.end)
     label = RunLabel(
-        scenario=world.scenario.name,
+        scenario=experiment.scenario.name,
         router=run.router,
         seed=run.seed,
-        mode="hardware",
+        mode="executors",
         engine="emulated" if is_emulated else "torch",
-        provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
-        accuracy_provenance=world.accuracy.provenance,
-        emulated_slowdowns=world.emulated_slowdowns,
+        provenance=experiment.power_provenance,  # times and labels are measured; watts may be weaker
+        accuracy_provenance=experiment.accuracy.provenance,
+        emulated_slowdowns=experiment.emulated_slowdowns,
     )
-    window = window_of(world.scenario, run.warmup_s, run.duration_s, planned.end, planned.classes)
+    window = window_of(experiment.scenario, run.warmup_s, run.duration_s, planned.end, planned.classes)
     return diagnosed(
-        summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior), world.signature_context
+        summarise(record, label, window, wall_s=wall_s, prior=experiment.accuracy.prior), experiment.signature_context
     )
 
 
 def validate_runs(
-    world: World,
+    experiment: Experiment,
     model: ModelFile | None,
     dataset: Dataset | None,
     plan: ValidationPlan,
@@ -303,21 +305,21 @@ def validate_runs(
 
     `made_in` is the folder of the run that makes the scenario's own routers.
     """
-    faultless = without_faults(world)
+    faultless = without_faults(experiment)
     observer = observer or RunObserver()
     files = {display_name(router): router for router in plan.section.routers}
-    engine = engine_of(world, "auto", plan.hardware_runs, duration_s=plan.duration_s)
-    engine = able_to_run(world, engine, lambda: world.run_spec(plan.section.seeds[0]), observer.say)
+    engine = engine_of(experiment, "auto", plan.hardware_runs, duration_s=plan.duration_s)
+    engine = able_to_run(experiment, engine, lambda: experiment.run_spec(plan.section.seeds[0]), observer.say)
 
-    def world_of(planned: PlannedRun) -> World:
-        return faultless if planned.is_calm else world
+    def experiment_of(planned: PlannedRun) -> Experiment:
+        return faultless if planned.is_calm else experiment
 
     def simulate(planned: PlannedRun) -> Ran:
-        """Simulate with the slowdowns of its hardware run, if they are known: see
+        """Simulate with the slowdowns of its executor run, if they are known: see
         `scenarios.executors.validation_plan`."""
         return run_simulation(
-            world_of(planned),
-            world.router(files[planned.router], made_in),
+            experiment_of(planned),
+            experiment.router(files[planned.router], made_in),
             planned.router,
             planned.seed,
             duration_s=plan.duration_s,
@@ -330,18 +332,18 @@ def validate_runs(
         )
 
     def slowdowns_of(record: RunRecord) -> Mapping[int, Changes]:
-        owners = [server.device for server in world.cluster.servers]
-        return observed_slowdowns(record, world.cluster.devices, owners)
+        owners = [server.device for server in experiment.cluster.servers]
+        return observed_slowdowns(record, experiment.cluster.devices, owners)
 
     with (
-        real_cluster(world, model) as cluster,
+        real_cluster(experiment, model) as cluster,
         observer.frontend([(server.name, server.host) for server in cluster.servers]) as drained,
     ):
 
         def serve(planned: PlannedRun) -> Ran:
             run = RealRun(
                 planned.router,
-                world.router(files[planned.router], made_in),
+                experiment.router(files[planned.router], made_in),
                 planned.seed,
                 plan.duration_s,
                 plan.warmup_s,
@@ -350,7 +352,7 @@ def validate_runs(
                 image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
             )
             run_observer = observer.of(f"{planned.router}, {planned.place}")
-            return run_on_hardware(world_of(planned), cluster, dataset, run, run_observer, drained)
+            return run_on_hardware(experiment_of(planned), cluster, dataset, run, run_observer, drained)
 
         yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 

@@ -43,6 +43,7 @@ from scenarios.executors.device_choice import (
     why_unseen,
 )
 from scenarios.executors.validation_plan import require_plan
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.bundled_files import made_kind, profile_file
 from scenarios.files.router_files import require_distinct_names
 from scenarios.files.scenario_keys import GB, ClusterSection, DeviceSection, GreedySection, Scenario, ServerSection
@@ -56,7 +57,6 @@ from scenarios.metrics.result_documents import (
     HostLink,
 )
 from scenarios.terminal.progress import Say
-from scenarios.world.resolved_scenario import World
 from sim.device_profile import Profile
 from sim.emulated_device import Emulation
 
@@ -121,7 +121,7 @@ def require_device(device: DeviceSection, source: str, key: str, workers: int = 
         return
     usable = usable_cores()
     if absent := [core for core in device.cores if core not in usable]:
-        problem = f"no core {', '.join(map(str, absent))} for this process; allowed are {', '.join(map(str, usable))}"
+        problem = f"no core {', '.join(map(str, absent))} for this process; expected {', '.join(map(str, usable))}"
         raise InputError(source, f"{key}.cores", problem)
 
 
@@ -129,7 +129,7 @@ def _require_gpu(index: int, workers: int, source: str, key: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         none = why_unseen() or "none is here; use kind: cpu"
-        indices = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else none
+        indices = f"expected {', '.join(f'cuda:{i}' for i in range(count))}" if count else none
         raise InputError(source, f"{key}.index", f"no cuda:{index} in this machine; {indices}")
     require_served(index, workers, source, f"{key}.index")
     require_free(index, source, f"{key}.index")
@@ -178,7 +178,9 @@ def require_caps(scenario: Scenario, model: Servable) -> None:
         if profile_name is not None:
             memory = read_profile(profile_file(profile_name)).memory
             context_size = memory.context_bytes
-            weights_bytes = sum(each.vram_bytes for each in memory.instances if (each.segment, each.width) in loaded)
+            weights_bytes = sum(
+                instance.vram_bytes for instance in memory.instances if (instance.segment, instance.width) in loaded
+            )
         else:
             device = device_of(section, scenario.cluster.named_servers)
             context_size = measured[device] = measured.get(device) or context_bytes(device)
@@ -196,10 +198,12 @@ def _require_instances(params: GreedySection, instances: Sequence[tuple[int, flo
     for pair in () if isinstance(params.preload, str) else params.preload:
         if pair not in instances:
             allowed = f"segments 1 to {instances[-1][0]} at widths {sorted({width for _, width in instances})}"
-            raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
+            raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; expected {allowed}")
 
 
-def require_ready(world: World, model: ModelFile | None, routers: Sequence[str], made_in: Path | None) -> None:
+def require_ready(
+    experiment: Experiment, model: ModelFile | None, routers: Sequence[str], made_in: Path | None
+) -> None:
     """Check that the network is the profiles', that servers fit their devices' memory, and routers the cluster.
 
     Args:
@@ -210,24 +214,24 @@ def require_ready(world: World, model: ModelFile | None, routers: Sequence[str],
         InputError: something does not.
     """
     if model is not None:
-        _require_model(world, model)
-    caps = {server.name: server.params.vram_cap_bytes for server in world.cluster.servers}
-    _where_they_are(world.scenario, _require_memory, caps)
+        _require_model(experiment, model)
+    caps = {server.name: server.params.vram_cap_bytes for server in experiment.cluster.servers}
+    _where_they_are(experiment.scenario, _require_memory, caps)
     for index, router in enumerate(routers):
         if made_kind(router) is None or made_in is not None:
-            world.router(router, made_in, f"validate.routers.{index}")
+            experiment.router(router, made_in, f"validate.routers.{index}")
 
 
-def _require_model(world: World, model: ModelFile) -> None:
+def _require_model(experiment: Experiment, model: ModelFile) -> None:
     """Check that profiles are of the network's weights; a datasheet's is of its shape, which is checked elsewhere."""
     _, metadata = model.load()
-    for server, profile in zip(world.cluster.servers, world.profiles, strict=True):
+    for server, profile in zip(experiment.cluster.servers, experiment.profiles, strict=True):
         if profile.provenance != Provenance.DATASHEET and profile.model.hash != metadata["hash"]:
             problem = (
                 f"the profile of {server.name!r} is of {profile.model.name} ({profile.model.hash[:12]}), the network "
                 f"to run is {metadata['hash'][:12]}; calibrate again, or name the network that it was calibrated with"
             )
-            raise InputError(world.scenario.name, "cluster.servers", problem)
+            raise InputError(experiment.scenario.name, "cluster.servers", problem)
 
 
 def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:

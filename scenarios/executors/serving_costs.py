@@ -128,7 +128,7 @@ class _DeviceRun:
         self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
         self.own_slowdown = self.slowdown if self._tables.profile.is_on_cores else 1.0  # of a worker there
         batches = sorted(
-            (each for each in record.batches if each.server in self.servers), key=lambda each: each.started_ns
+            (batch for batch in record.batches if batch.server in self.servers), key=lambda each: each.started_ns
         )
         self._after_ns = int(WARMUP_S * NS_PER_S)
         self._batches = [batch for batch in batches if batch.commanded_ns >= self._after_ns]
@@ -188,9 +188,13 @@ class _DeviceRun:
         An idle device stays so until the pass.
         """
         return [
-            (each.started_ns - each.commanded_ns + each.ended_ns - each.forward_ended_ns) / NS_PER_S / self.own_slowdown
-            for each in self._batches
-            if (self.running(each.commanded_ns) if is_busy else self._is_free(each.commanded_ns, each.started_ns - 1))
+            (batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns)
+            / NS_PER_S
+            / self.own_slowdown
+            for batch in self._batches
+            if (
+                self.running(batch.commanded_ns) if is_busy else self._is_free(batch.commanded_ns, batch.started_ns - 1)
+            )
         ]
 
     def handovers_s(self, *, there: bool, is_busy: bool, cpu_work: CpuWork | None = None) -> list[float]:

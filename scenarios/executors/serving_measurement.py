@@ -55,13 +55,13 @@ from policies.vocabulary import NS_PER_S, BatchingDelay, Choice, ClusterView
 from scenarios.executors.executor_runs import RealRun, RunObserver, hardware_servers, real_cluster, run_on_hardware
 from scenarios.executors.serving_costs import WARMUP_S, DeviceCosts, ServingCosts, costs_of
 from scenarios.executors.validation_plan import observed_slowdowns
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import build_experiment
 from scenarios.files.scenario_keys import PoissonWorkload
 from scenarios.files.series_files import SCHEMA, DecisionTime
 from scenarios.metrics.run_result import Result
 from scenarios.runs.simulated_runs import run_simulation
 from scenarios.terminal.progress import Say
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import build_world
 from sim.device_profile import Profile, RouterHost
 
 ROUTER = "random"
@@ -123,7 +123,7 @@ class ServingOverheads:
 
 
 def measure_serving(
-    world: World,
+    experiment: Experiment,
     model: ModelFile | None,
     dataset: Dataset | None,
     seed: int,
@@ -140,9 +140,9 @@ def measure_serving(
         InputError: other processes used much of the devices meanwhile, and that is not allowed.
         WorkError: no load is stable here, or what was found does not explain what was measured.
     """
-    arrivals = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
+    arrivals = PoissonWorkload(kind="poisson", rate_img_s=experiment.capacity_img_s)
     update = {"workload": arrivals, "faults": (), "deadline_s": None, "shed": False}
-    plain = replace(world, scenario=world.scenario.model_copy(update=update))
+    plain = replace(experiment, scenario=experiment.scenario.model_copy(update=update))
     best: tuple[float, ServingOverheads] | None = None
     with real_cluster(plain, model) as cluster:
 
@@ -165,14 +165,16 @@ def measure_serving(
         problem = f"what serving costs here could not be told in {TRIES} tries: " + "; ".join(map(str, overheads.apart))
         remedy = "let nothing else run, or calibrate again (a longer calibration.budget); with calibration.allow_busy "
         raise WorkError(f"{problem}. {remedy}it is taken as it is, and simulation will be as far off")
-    for server in world.cluster.servers:
+    for server in experiment.cluster.servers:
         if not overheads.costs.devices[server.device].dispatch_s:
             say(f"{server.name}: no pass had its device to itself; what serving it costs there was not measured")
     return overheads
 
 
-def _measure_once(world: World, serve: Callable[[float, float], ServedRun], allow_busy: bool) -> ServingOverheads:
-    profiles = world.profiles
+def _measure_once(
+    experiment: Experiment, serve: Callable[[float, float], ServedRun], allow_busy: bool
+) -> ServingOverheads:
+    profiles = experiment.profiles
     share, use = _telling_share(serve, profiles)
     runs = [serve(share * target / use, RUN_S) for target in (LIGHT, BUSY)]
     while use_of(runs[1].record, profiles) > FULL or _is_drowning(runs[1].record):
@@ -181,14 +183,14 @@ def _measure_once(world: World, serve: Callable[[float, float], ServedRun], allo
     most = max(loads, key=lambda load: load.share, default=None)
     others = Interference(None) if most is None else Interference(most.share, stolen=most.stolen)
     require_quiet("what serving costs", others, allow_busy)
-    owners = [server.device for server in world.cluster.servers]
-    costs = costs_of([run.record for run in runs], world.cluster.devices, owners)
-    paired = paired_world(world, costs)
+    owners = [server.device for server in experiment.cluster.servers]
+    costs = costs_of([run.record for run in runs], experiment.cluster.devices, owners)
+    paired = paired_experiment(experiment, costs)
     return ServingOverheads(costs, str(others), tuple(_apart(paired, run) for run in runs))
 
 
 def _serve(
-    world: World,
+    experiment: Experiment,
     cluster: HardwareCluster,
     dataset: Dataset | None,
     seed: int,
@@ -197,11 +199,11 @@ def _serve(
     say: Say,
 ) -> ServedRun:
     run = RealRun(
-        ROUTER, world.router(ROUTER), seed, duration_s, min(WARMUP_S, duration_s / 2), share,
+        ROUTER, experiment.router(ROUTER), seed, duration_s, min(WARMUP_S, duration_s / 2), share,
         emulate_links=False, keep_log=False, measures_costs=True,
     )  # fmt: skip
-    result, record = run_on_hardware(world, cluster, dataset, run, RunObserver(say=say))
-    return ServedRun(share, share * world.capacity_img_s, result, record)
+    result, record = run_on_hardware(experiment, cluster, dataset, run, RunObserver(say=say))
+    return ServedRun(share, share * experiment.capacity_img_s, result, record)
 
 
 def _telling_share(serve: Callable[[float, float], ServedRun], profiles: Sequence[Profile]) -> tuple[float, float]:
@@ -257,12 +259,12 @@ def _is_drowning(record: RunRecord) -> bool:
     return unfinished > max(10.0, MAX_BACKLOG * len(record.requests))
 
 
-def _apart(world: World, run: ServedRun) -> Apart:
+def _apart(experiment: Experiment, run: ServedRun) -> Apart:
     """Simulate it: the same arrivals, router and slowdowns."""
-    owners = [server.device for server in world.cluster.servers]
+    owners = [server.device for server in experiment.cluster.servers]
     simulated, _ = run_simulation(
-        world, world.router(ROUTER), ROUTER, run.result["seed"], duration_s=RUN_S, warmup_s=WARMUP_S, scale=run.scale,
-        slowdowns=observed_slowdowns(run.record, world.cluster.devices, owners),
+        experiment, experiment.router(ROUTER), ROUTER, run.result["seed"], duration_s=RUN_S, warmup_s=WARMUP_S, scale=run.scale,
+        slowdowns=observed_slowdowns(run.record, experiment.cluster.devices, owners),
     )  # fmt: skip
     simulated_stages, measured_stages = simulated["stages_s"], run.result["stages_s"]
     latency_s, measured_s = simulated["latency_s"]["mean"], run.result["latency_s"]["mean"]
@@ -272,13 +274,13 @@ def _apart(world: World, run: ServedRun) -> Apart:
     return Apart(run.rate_img_s, latency_s, measured_s, stage, simulated_stages[stage], measured_stages[stage])
 
 
-def paired_world(world: World, costs: ServingCosts) -> World:
-    """Return the world with the costs that were found."""
+def paired_experiment(experiment: Experiment, costs: ServingCosts) -> Experiment:
+    """Return the experiment with the costs that were found."""
     profiles = {
         spec.name: with_costs(profile, costs.router_host, costs.devices[spec.device])
-        for spec, profile in zip(world.cluster.servers, world.profiles, strict=True)
+        for spec, profile in zip(experiment.cluster.servers, experiment.profiles, strict=True)
     }
-    return build_world(world.scenario, profiles, world.accuracy)
+    return build_experiment(experiment.scenario, profiles, experiment.accuracy)
 
 
 def with_overheads(profile: Profile, overheads: ServingOverheads, device: int) -> Profile:
@@ -354,29 +356,29 @@ class _Recorder:
         return self._policy.choose(view, rng)
 
 
-def views_of(world: World, policy: RoutingPolicy, seed: int) -> list[ClusterView]:
+def views_of(experiment: Experiment, policy: RoutingPolicy, seed: int) -> list[ClusterView]:
     """Return the first views of a simulation with that policy: fewer if the run is short."""
     recorder = _Recorder(policy)
     with suppress(_EnoughError):
-        world.simulation(world.run_spec(seed, detail=False)).finish(recorder, stream(seed, "deciding"))
+        experiment.simulation(experiment.run_spec(seed, detail=False)).finish(recorder, stream(seed, "deciding"))
     return recorder.views
 
 
-def measure_decisions(world: World, router: str, make: Make, seed: int) -> DecisionTime:
+def measure_decisions(experiment: Experiment, router: str, make: Make, seed: int) -> DecisionTime:
     """Measure one router, which `make` makes again each time; the views are the same for the same seed.
 
     Raises:
         InputError: no image arrives.
     """
     seed = derived_seed(seed, "deciding")
-    views = views_of(world, make(), seed)
-    cores = own_cores(hardware_servers(world))
+    views = views_of(experiment, make(), seed)
+    cores = own_cores(hardware_servers(experiment))
     with no_collections(), on_cores(cores):
         wait = _spin if cores else _sleep
         own_s, random_s = beside_random(
             views,
-            lambda: by_plan(make(), world.cluster.router),
-            lambda: by_plan(world.router("random"), world.cluster.router),
+            lambda: by_plan(make(), experiment.cluster.router),
+            lambda: by_plan(experiment.router("random"), experiment.cluster.router),
             seed,
             wait=wait,
         )

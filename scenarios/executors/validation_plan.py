@@ -4,7 +4,7 @@ Slowdown: how fast a virtual machine's core is depends on its host's other tenan
 outside: a simulation that draws it at random is compared with another run than the one that was made. Workers on CPUs
 time a fixed piece of work between their batches (`hw.host_resources`); the profile has its time at full speed.
 
-`Campaign` receives two sides, simulation and hardware, as functions: each takes a `PlannedRun` and returns its result
+`Campaign` receives two sides, simulation and executors, as functions: each takes a `PlannedRun` and returns its result
 and record.
 """
 
@@ -20,18 +20,18 @@ import numpy as np
 from kit.errors import InputError, WorkError
 from policies.run_records import RunRecord, ServerClock
 from policies.vocabulary import NS_PER_S
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.scenario_keys import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
     GROWTH_OF_SATURATION,
     BackgroundShares,
     ClockRow,
     Kind,
+    Sides,
     ValidationRun,
-    Worlds,
     reference_img_s,
 )
 from scenarios.metrics.run_result import Result
-from scenarios.world.resolved_scenario import World
 from sim.device_profile import Profile
 from sim.device_tables import DeviceTables
 
@@ -89,7 +89,7 @@ class PlannedRun:
     """One run that is to be made.
 
     `scale` multiplies the workload's own rate; a saturated run is cut at its end; of a probe only its latencies or
-    its backlog are asked. `slowdowns` are those that the devices had in the hardware run of which a simulated one
+    its backlog are asked. `slowdowns` are those that the devices had in the executor run of which a simulated one
     is the paired simulation.
     """
 
@@ -134,7 +134,7 @@ class FinishedRun:
 
     run: ValidationRun
     planned: PlannedRun
-    hardware: RunRecord
+    executors: RunRecord
     simulated: RunRecord | None
 
 
@@ -158,14 +158,14 @@ class ValidationPlan:
     duration_s: float
 
     @classmethod
-    def of(cls, world: World, routers: Sequence[str], section: ValidateSection) -> ValidationPlan:
+    def of(cls, side: Experiment, routers: Sequence[str], section: ValidateSection) -> ValidationPlan:
         """Plan what a scenario's own section asks for.
 
         Raises:
             InputError: a trace is to be run at given loads, or nothing is left after the warm-up.
         """
-        duration_s, warmup_s = require_plan(world.scenario, section)
-        return cls(tuple(routers), section, world.rate_img_s, world.capacity_img_s, warmup_s, duration_s)
+        duration_s, warmup_s = require_plan(side.scenario, section)
+        return cls(tuple(routers), section, side.rate_img_s, side.capacity_img_s, warmup_s, duration_s)
 
     @property
     def is_saturated(self) -> bool:
@@ -224,14 +224,14 @@ class Campaign:
 
     Args:
         finished: what an earlier try has left; those runs are not made again.
-        slowdowns_of: the devices' slowdowns in a hardware run, if they were read; its paired simulation replays them.
+        slowdowns_of: the devices' slowdowns in a executor run, if they were read; its paired simulation replays them.
     """
 
     def __init__(
         self,
         plan: ValidationPlan,
         simulation: Side,
-        hardware: Side,
+        executors: Side,
         finished: Sequence[ValidationRun] = (),
         slowdowns_of: Callable[[RunRecord], Mapping[int, Changes]] = lambda _: {},
     ) -> None:
@@ -239,7 +239,7 @@ class Campaign:
         self._slowdowns_of = slowdowns_of
         self.runs: list[ValidationRun] = []
         self._simulation = simulation
-        self._hardware = hardware
+        self._executors = executors
         self._earlier: dict[tuple[object, ...], ValidationRun] = {
             (run["kind"], run["router"], run["load"], run["seed"], run["repeat"]): run for run in finished
         }
@@ -270,7 +270,7 @@ class Campaign:
         return [(load, load * reference) for load in self.plan.section.loads]
 
     def _saturated(self, router: str) -> Iterator[FinishedRun]:
-        """Run at the rate that saturates the hardware, searched for from the one that saturates the simulation."""
+        """Run at the rate that saturates executors, searched for from the one that saturates the simulation."""
         seed, rate_img_s = self.plan.section.seeds[0], 2 * self.plan.capacity_img_s
         planned = PlannedRun("saturated", router, None, rate_img_s, self.plan.scale_of(rate_img_s), seed)
         earlier = self._earlier.get((*_key_of(planned), 0))
@@ -278,8 +278,8 @@ class Campaign:
             self._keep(earlier)
             return
         probe, _ = self._saturate(self._simulation, replace(planned, is_probe=True))
-        planned, (hardware, record) = self._saturate(self._hardware, replace(probe, is_probe=False))
-        yield self._finish(planned, hardware, record)
+        planned, (executors, record) = self._saturate(self._executors, replace(probe, is_probe=False))
+        yield self._finish(planned, executors, record)
 
     def _saturate(self, side: Side, planned: PlannedRun) -> tuple[PlannedRun, Ran]:
         """Run the planned run at a rate at which the backlog grows, but no more than it must.
@@ -292,7 +292,7 @@ class Campaign:
         for _ in range(_ATTEMPTS):
             ran = side(planned)
             if not ran[0]["images"]["completed"]:
-                where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
+                where = "executors" if ran[0]["mode"] == "executors" else "the simulation"
                 problem = f"{where} served nothing in {self.plan.duration_s:g} s at {planned.rate_img_s:g} images/s"
                 remedy = "give validate.duration_s more time, or see its failures"
                 raise WorkError(f"{planned.router}: {problem}; {remedy}")
@@ -321,19 +321,19 @@ class Campaign:
     # ----------------------------------------------------------------------------------------------------- one run
 
     def _make(self, planned: PlannedRun) -> Iterator[FinishedRun]:
-        """Make a hardware run and its paired simulation, unless an earlier try has them."""
+        """Make a executor run and its paired simulation, unless an earlier try has them."""
         earlier = self._earlier.get((*_key_of(planned), planned.repeat))
         if earlier is not None:
             self._keep(earlier)
         else:
-            yield self._finish(planned, *self._hardware(planned))
+            yield self._finish(planned, *self._executors(planned))
 
     def _keep(self, run: ValidationRun) -> None:
         self._paired[run["kind"], run["router"], run["load"], run["seed"]] = run["simulated"]
         self.runs.append(run)
 
-    def _finish(self, planned: PlannedRun, hardware: Result, record: RunRecord) -> FinishedRun:
-        """Pair a hardware run with its simulation.
+    def _finish(self, planned: PlannedRun, executors: Result, record: RunRecord) -> FinishedRun:
+        """Pair a executor run with its simulation.
 
         One paired simulation serves all repeats if the devices' slowdowns are not known.
         """
@@ -341,20 +341,20 @@ class Campaign:
         paired, paired_record = (None if planned.slowdowns else self._paired.get(_key_of(planned))), None
         if paired is None:
             paired, paired_record = self._simulation(planned)
-        growth: Worlds[float] | None = None
+        growth: Sides[float] | None = None
         if planned.kind == "saturated":
             assert paired_record is not None, "there is one saturated run of a router"
-            growth = Worlds(simulated=self._backlog_growth(paired_record), hardware=self._backlog_growth(record))
+            growth = Sides(simulated=self._backlog_growth(paired_record), executors=self._backlog_growth(record))
         load = record.background_load
         run = ValidationRun(
             kind=planned.kind,
-            router=hardware["router"],
+            router=executors["router"],
             load=planned.load,
             rate_img_s=planned.rate_img_s,
-            seed=hardware["seed"],
+            seed=executors["seed"],
             repeat=planned.repeat,
             simulated=paired,
-            hardware=hardware,
+            executors=executors,
             backlog_growth=growth,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
             background_load=None if load is None else BackgroundShares(programs=load.programs, stolen=load.stolen),

@@ -2,7 +2,7 @@
 
 Every key stands here once, with its meaning, its limits and its default; `docs/scenario-keys.md` is made from this
 file. It reads series (traces, rates) to check them; all else that a scenario names is checked by
-`scenarios.files.scenario_reading`. It builds nothing: `scenarios.world.scenario_building` does that. The number of
+`scenarios.files.scenario_reading`. It builds nothing: `scenarios.experiment.scenario_building` does that. The number of
 segments, the widths and the number of servers come from the files named here.
 """
 
@@ -352,7 +352,7 @@ class ClusterSection(StrictModel):
         racks = {rack.name: rack.count for rack in self.racks}
         count_in_racks = sum(server.count * racks.get(server.rack or "", 1) for server in sections)
         if (count := max(count_in_racks, sum(racks.values()))) > MAX_SERVERS:  # a rack has one at least
-            raise ValueError(f"these are {count} servers; allowed are {MAX_SERVERS}")
+            raise ValueError(f"these are {count} servers; expected at most {MAX_SERVERS}")
         unique(tuple(name for rack in self.racks for name in rack.names))
         for server in sections:
             if (server.rack is not None or racks) and server.rack not in racks:
@@ -653,7 +653,7 @@ class _Planned(StrictModel):
     """What befalls one server at a known time."""
 
     def planned(self, server: int) -> Fault:
-        """Return the fault as both worlds play it; `server` is the server's number."""
+        """Return the fault as simulation and executors play it; `server` is the server's number."""
         raise NotImplementedError(f"nothing plays {type(self).__name__}")
 
 
@@ -681,7 +681,7 @@ class ServerDownFault(_Span):
     end_s: Seconds | None = Field(None, description="its return; null: never")
 
     def planned(self, server: int) -> Fault:
-        """Return the fault as both worlds play it."""
+        """Return the fault as simulation and executors play it."""
         return Outage(server, nanoseconds(self.start_s), None if self.end_s is None else nanoseconds(self.end_s))
 
 
@@ -693,7 +693,7 @@ class StragglerFault(_Span):
     factor: Annotated[float, Field(ge=1)] = Field(description="slowdown factor")
 
     def planned(self, server: int) -> Fault:
-        """Return the fault as both worlds play it."""
+        """Return the fault as simulation and executors play it."""
         return Slowness(server, nanoseconds(self.start_s), nanoseconds(self.end_s), self.factor)
 
 
@@ -705,7 +705,7 @@ class OutOfMemoryFault(_Span):
     batch: Whole = Field(description="images that fit at once; 0: every batch fails")
 
     def planned(self, server: int) -> Fault:
-        """Return the fault as both worlds play it."""
+        """Return the fault as simulation and executors play it."""
         return Squeeze(server, nanoseconds(self.start_s), nanoseconds(self.end_s), self.batch)
 
 
@@ -715,7 +715,7 @@ class WorkerKilledFault(_Moment):
     kind: Literal["worker_killed"] = Field(description="")
 
     def planned(self, server: int) -> Fault:
-        """Return the fault as both worlds play it."""
+        """Return the fault as simulation and executors play it."""
         return Crash(server, nanoseconds(self.at_s))
 
 
@@ -725,7 +725,7 @@ class WorkerHungFault(_Moment):
     kind: Literal["worker_hung"] = Field(description="")
 
     def planned(self, server: int) -> Fault:
-        """Return the fault as both worlds play it."""
+        """Return the fault as simulation and executors play it."""
         return Hang(server, nanoseconds(self.at_s))
 
 
@@ -951,7 +951,7 @@ class SloSection(StrictModel):
         for before, after in pairwise(self.schedule):
             if after.at_s <= before.at_s:
                 problem = f"schedule: at_s {after.at_s:g} stands after {before.at_s:g}"
-                raise ValueError(f"{problem}; allowed are times that ascend")
+                raise ValueError(f"{problem}; expected times that ascend")
         return self
 
 
@@ -1011,17 +1011,17 @@ class ValidateSection(StrictModel):
     warmup_s: SecondsOrZero | None = Field(None, description="warm-up, left out of the figures; null: the scenario's")
     loads: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], AfterValidator(unique)] = Field(
         (),
-        description="arrival rates, as shares of the slowest router's saturated throughput on hardware "
+        description="arrival rates, as shares of the slowest router's saturated throughput on executors "
         "(measured first); empty: the workload's rate",
     )
-    repeats: Count = Field(1, description="hardware runs per router, load and seed, on the same arrivals")
+    repeats: Count = Field(1, description="executor runs per router, load and seed, on the same arrivals")
     saturate: bool = Field(
         False,
         description="also compare throughput in saturated runs",
     )
     go_on: bool = Field(
         False,
-        description="continue if the first two judged hardware runs are more than 50 % from their simulation; "
+        description="continue if the first two judged executor runs are more than 50 % from their simulation; "
         "false: stop",
     )
 

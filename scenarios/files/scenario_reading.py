@@ -213,17 +213,17 @@ def _check_server_against(
 ) -> None:
     if greedy.batch_limit > profile.batch_limit:
         problem = f"{greedy.batch_limit} is beyond what the profile of {server.name!r} covers"
-        problem += f"; allowed are 1 to {profile.batch_limit}"
+        problem += f"; expected 1 to {profile.batch_limit}"
         raise InputError(source, _greedy_key(server, "batch_limit", key), problem)
     instances = {(cost.segment, cost.width) for cost in profile.memory.instances}
     for pair in () if isinstance(greedy.preload, str) else greedy.preload:
         if pair not in instances:
             allowed = f"segments 1 to {profile.model.segments} at widths {list(profile.model.widths)}"
-            problem = f"no instance {list(pair)} of {server.name!r}; allowed are {allowed}"
+            problem = f"no instance {list(pair)} of {server.name!r}; expected {allowed}"
             raise InputError(source, _greedy_key(server, "preload", key), problem)
     if server.link == "measured" and profile.link is None and not (spans_hosts and server.emulated):
         allowed = f"{', '.join(PRESETS)} or latency_s and bandwidth_bytes_s"
-        raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
+        raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; expected {allowed}")
 
 
 def _greedy_key(server: ServerSection, param: str, key: str) -> str:
@@ -265,7 +265,7 @@ def require_router(name: str, scenario: Scenario, flag: str = "--router") -> Non
         InputError: it can't, or doesn't.
     """
     profiles = [server.known_profile for server in scenario.cluster.named_servers]
-    first = next((Path(each) for each in profiles if each is not None), None)
+    first = next((Path(profile) for profile in profiles if profile is not None), None)
     _check_router(name, None if first is None else read_profile(first), flag)
 
 

@@ -21,10 +21,12 @@ from kit.documents import inputs_hash, read_text, write_json
 from kit.errors import InputError, nearest
 from kit.plugins import code_here
 from kit.strict import StrictModel
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.bundled_files import SHIPPED, SHIPPED_SCENARIOS
 from scenarios.files.router_files import decided_by, display_name, learned_among
 from scenarios.job.job_stages import Run
-from scenarios.learn.drawn_clusters import Clusters, drawn_world
+from scenarios.learn.drawn_clusters import Clusters, drawn_experiment
 from scenarios.metrics.result_documents import Case, SuiteScore, cases_of, rows_of
 from scenarios.metrics.router_comparison import Bounds, ComparisonDocument, EqualAccuracy, compare_results
 from scenarios.metrics.run_result import Result, Simulator
@@ -36,8 +38,6 @@ from scenarios.runs.run_store import write_run
 from scenarios.runs.simulated_runs import able_to_run, run_simulation, simulate_all
 from scenarios.show.command_tables import unreliable
 from scenarios.terminal.progress import Progress
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 
 STAGE = "compare"
 Within = Callable[[], AbstractContextManager[None]]
@@ -52,7 +52,7 @@ KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is g
 
 def compare(
     run: Run,
-    world: World,
+    experiment: Experiment,
     engine: Simulator = "simpy",
     *,
     jobs: int = 1,
@@ -66,7 +66,7 @@ def compare(
         jobs: number of runs at a time.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
         within: is entered if something is to be run.
-        equal: as which dials were set in the world (`equalled`).
+        equal: as which dials were set in the experiment (`equalled`).
 
     Raises:
         InputError: the baseline is not compared.
@@ -76,10 +76,10 @@ def compare(
     if baseline is not None and (baseline := display_name(baseline)) not in names:
         problem = f"{baseline!r} is not compared here; {nearest(baseline, names)}"
         raise InputError(run.scenario.name, "compare.baseline", problem)
-    results = _compared(run, world, engine, jobs, within)
+    results = _compared(run, experiment, engine, jobs, within)
     compared = partial(
         compare_results, results, baseline, learned=learned_among(section.routers, run.folder.path),
-        unreliable=[server.name for server in run.scenario.cluster.owners if unreliable(world.profile_of(server.name))],
+        unreliable=[server.name for server in run.scenario.cluster.owners if unreliable(experiment.profile_of(server.name))],
         equal=equal,
     )  # fmt: skip
     document = compared()
@@ -89,8 +89,8 @@ def compare(
     return document
 
 
-def equalled(run: Run, world: World) -> tuple[World, EqualAccuracy]:
-    """Return the world in which every router with a dial has the scenario's floor on the comparison's own runs.
+def equalled(run: Run, experiment: Experiment) -> tuple[Experiment, EqualAccuracy]:
+    """Return the experiment in which every router with a dial has the scenario's floor on the comparison's own runs.
 
     Raises:
         InputError: the scenario names no floor, or no dial of a router has it.
@@ -99,7 +99,7 @@ def equalled(run: Run, world: World) -> tuple[World, EqualAccuracy]:
     if floor is None:
         remedy = "name the accuracy that all are to have, such as --set slo.floor=0.75"
         raise InputError(run.scenario.name, "slo.floor", f"missing; {remedy}")
-    runs, dials = EqualRuns(world, section.seeds, run.folder.path), dict[str, float | None]()
+    runs, dials = EqualRuns(experiment, section.seeds, run.folder.path), dict[str, float | None]()
     with Progress("equal accuracy", len(section.routers), unit="router", quiet=run.quiet) as progress:
         for router in section.routers:
             dial = runs.at_floor(router, floor)
@@ -111,40 +111,40 @@ def equalled(run: Run, world: World) -> tuple[World, EqualAccuracy]:
     turned = {name: by for name, by in dials.items() if by is not None}
     texts = [f"{name} {'has no dial' if by is None else f'{by:+.2f}'}" for name, by in dials.items()]
     run.say(f"equal accuracy: dials at {100 * floor:g} %: {', '.join(texts)}")
-    return world.with_dials(turned), EqualAccuracy(floor=floor, dials=dials)
+    return experiment.with_dials(turned), EqualAccuracy(floor=floor, dials=dials)
 
 
-def engine_to_go_on(run: Run, world: World, quicker: Simulator) -> Simulator:
+def engine_to_go_on(run: Run, experiment: Experiment, quicker: Simulator) -> Simulator:
     """Return the engine that has made this comparison, or a part of it: results of both are not comparable.
 
     If there is none: the faster one, or simpy, with a message, if that can't do what the scenario asks for.
     """
     other: Simulator = "simpy" if quicker == "compiled" else "compiled"
-    begun = {engine: _fingerprint(run, world, engine) for engine in (quicker, other)}
+    begun = {engine: _fingerprint(run, experiment, engine) for engine in (quicker, other)}
     for engine, fingerprint in begun.items():
         if run.folder.is_done(STAGE, fingerprint):
             return engine
     for engine, fingerprint in begun.items():
         if run.folder.memo(STAGE, fingerprint).rows:
             return engine
-    return able_to_run(world, quicker, lambda: world.run_spec(run.scenario.compare.seeds[0]), run.say)
+    return able_to_run(experiment, quicker, lambda: experiment.run_spec(run.scenario.compare.seeds[0]), run.say)
 
 
-def _fingerprint(run: Run, world: World, engine: Simulator) -> str:
+def _fingerprint(run: Run, experiment: Experiment, engine: Simulator) -> str:
     section = run.scenario.compare
     shape = (run.scenario.duration_s, run.scenario.warmup_s, run.scenario.training.deterministic, engine)
     slo = Slo.of(run.scenario)
     return run.fingerprint(
-        *run.world_parts(), *run.router_parts(section.routers), section.seeds, shape, RESULTS, RECORDS_FORM,
+        *run.experiment_parts(), *run.router_parts(section.routers), section.seeds, shape, RESULTS, RECORDS_FORM,
         slo.floor, run.scenario.slo.model_dump(mode="json"),
-        *world.decision_parts([display_name(router) for router in section.routers]), dict(world.dials),
+        *experiment.decision_parts([display_name(router) for router in section.routers]), dict(experiment.dials),
     )  # fmt: skip
 
 
-def _compared(run: Run, world: World, engine: Simulator, jobs: int, within: Within) -> list[Result]:
+def _compared(run: Run, experiment: Experiment, engine: Simulator, jobs: int, within: Within) -> list[Result]:
     """Run the stage: all results, of which those of an interrupted comparison are not made again."""
     section = run.scenario.compare
-    fingerprint = _fingerprint(run, world, engine)
+    fingerprint = _fingerprint(run, experiment, engine)
     target = run.folder / RESULTS
     memo = run.folder.memo(STAGE, fingerprint)
 
@@ -158,7 +158,7 @@ def _compared(run: Run, world: World, engine: Simulator, jobs: int, within: With
                 progress.update(1)
 
             results = simulate_all(
-                world, section.routers, section.seeds, made_in=run.folder.path, finished=earlier, on_result=keep,
+                experiment, section.routers, section.seeds, made_in=run.folder.path, finished=earlier, on_result=keep,
                 engine=engine, jobs=jobs,
             )  # fmt: skip
         write_json(target, results)
@@ -166,7 +166,7 @@ def _compared(run: Run, world: World, engine: Simulator, jobs: int, within: With
 
     run.stage(STAGE, fingerprint, work)
     memo.path.unlink(missing_ok=True)
-    _keep_records(run, world, engine, fingerprint, within)
+    _keep_records(run, experiment, engine, fingerprint, within)
     return results_of(run)
 
 
@@ -176,7 +176,7 @@ def results_of(run: Run) -> list[Result]:
     return results
 
 
-def _keep_records(run: Run, world: World, engine: Simulator, fingerprint: str, within: Within) -> None:
+def _keep_records(run: Run, experiment: Experiment, engine: Simulator, fingerprint: str, within: Within) -> None:
     """Run the stage `records`: whole records, for the report, of the routers that no validation will keep."""
     validated = run.scenario.validate_.routers if run.can_validate else ()
     routers = [router for router in run.scenario.compare.routers if router not in validated]
@@ -184,7 +184,7 @@ def _keep_records(run: Run, world: World, engine: Simulator, fingerprint: str, w
 
     def work() -> Sequence[Path]:
         run.folder.remove_outputs(RECORDS)
-        images = len(world.arrivals_ns(seed, run.scenario.duration_s))
+        images = len(experiment.arrivals_ns(seed, run.scenario.duration_s))
         if images > KEPT_IMAGES:
             remedy = "`slimsched simulate --out` keeps one run's"
             run.say(f"compare: {images} images a run are too many for the report: no records of them; {remedy}")
@@ -192,8 +192,8 @@ def _keep_records(run: Run, world: World, engine: Simulator, fingerprint: str, w
         written = []
         with within():
             for router in routers:
-                policy = world.router(router, run.folder.path)
-                result, record = run_simulation(world, policy, display_name(router), seed, engine=engine)
+                policy = experiment.router(router, run.folder.path)
+                result, record = run_simulation(experiment, policy, display_name(router), seed, engine=engine)
                 written += write_run(run.folder, result, record)
         return written
 
@@ -224,7 +224,7 @@ class SuiteCase:
 
     name: str
     floor: float
-    world: World
+    experiment: Experiment
     seeds: tuple[int, ...]
 
 
@@ -241,12 +241,12 @@ def case_names(suite: SuiteFile) -> tuple[str, ...]:
 def load_case(suite: SuiteFile, name: str) -> SuiteCase:
     """Load a case by its name."""
     if name.startswith("drawn-"):
-        world = drawn_world(suite.clusters, name.removeprefix("drawn-"))
-        return SuiteCase(name, suite.drawn[name.removeprefix("drawn-")], world, suite.seeds)
-    world = load_world(SHIPPED_SCENARIOS / f"{name}.yaml")
-    floor = world.scenario.tuning.floor
+        experiment = drawn_experiment(suite.clusters, name.removeprefix("drawn-"))
+        return SuiteCase(name, suite.drawn[name.removeprefix("drawn-")], experiment, suite.seeds)
+    experiment = load_experiment(SHIPPED_SCENARIOS / f"{name}.yaml")
+    floor = experiment.scenario.tuning.floor
     assert floor is not None, "a scenario of the suite has a floor"
-    return SuiteCase(name, floor, world, suite.seeds)
+    return SuiteCase(name, floor, experiment, suite.seeds)
 
 
 def published() -> tuple[Case, ...]:
@@ -286,7 +286,7 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
         for name in selected:
             case = load_case(suite, name)
             entry = published_cases.get(name) or Case(name, case.floor, bound_s(case), {})
-            runs = EqualRuns(case.world, case.seeds)
+            runs = EqualRuns(case.experiment, case.seeds)
             for router in routers:
                 label = display_name(router)
                 inputs = inputs_hash(name, label, decided_by(router, "--router"))
@@ -306,4 +306,4 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
 
 def bound_s(case: SuiteCase) -> float:
     """Return the mean latency that no router can beat at the case's floor."""
-    return FluidModel(case.world).bound(case.floor, case.world.mean_rate_img_s).latency_mean_s
+    return FluidModel(case.experiment).bound(case.floor, case.experiment.mean_rate_img_s).latency_mean_s

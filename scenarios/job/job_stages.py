@@ -22,6 +22,18 @@ from hw.telemetry import usable_cores
 from kit.documents import inputs_hash, write_text
 from kit.errors import InputError
 from kit.strict import named_files, with_paths
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import (
+    ACCURACY_FILE,
+    SCENARIO_FILE,
+    estimated_capacity_img_s,
+    make_experiment,
+    model_file,
+    network_of,
+    profile_source,
+    with_named_servers,
+)
+from scenarios.experiment.scenario_routers import OF_AN_EXPERIMENT, of_network
 from scenarios.files.bundled_files import made_file, made_kind, made_kinds
 from scenarios.files.router_files import decided_by, display_name
 from scenarios.files.scenario_keys import Scenario, ServerSection
@@ -29,18 +41,6 @@ from scenarios.files.scenario_reading import check_faults, relative_paths
 from scenarios.runs.folder import PRODUCT, RunFolder, environment, version_of
 from scenarios.show.tables import plural
 from scenarios.terminal.progress import Say
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import (
-    ACCURACY_FILE,
-    SCENARIO_FILE,
-    estimated_capacity_img_s,
-    make_world,
-    model_file,
-    network_of,
-    profile_source,
-    with_named_servers,
-)
-from scenarios.world.scenario_routers import OF_A_WORLD, of_network
 
 if TYPE_CHECKING:
     from hw.networks.network_files import ModelFile, Network
@@ -122,9 +122,9 @@ class Run:
         """Write the scenario as it is run (its files named from the run folder)."""
         write_text(self.folder / SCENARIO_FILE, relative_paths(self.scenario, self.folder.path).to_yaml())
 
-    def world(self) -> World:
+    def experiment(self) -> Experiment:
         """Return what a simulation needs, from the scenario and from what is in the folder by now."""
-        return make_world(self.scenario, self.folder.path)
+        return make_experiment(self.scenario, self.folder.path)
 
     @property
     def model(self) -> ModelFile:
@@ -219,10 +219,10 @@ class Run:
             files = [file for file in named_files(self.scenario.workload) if is_training or file.key != TUNING_FILE]
         return [dumped, *(part for file in files for part in (file.key, file.path))]
 
-    def world_parts(self, *, is_training: bool = False) -> list[Any]:
+    def experiment_parts(self, *, is_training: bool = False) -> list[Any]:
         """Return all that a simulation reads but its seed, its length and its router."""
         profiles = [profile_source(server, self.folder.path) for server in self.scenario.cluster.owners]
-        return [*self.scenario_parts(OF_A_WORLD, is_training=is_training), self.accuracy_path, *profiles]
+        return [*self.scenario_parts(OF_AN_EXPERIMENT, is_training=is_training), self.accuracy_path, *profiles]
 
 
 @contextmanager
@@ -294,18 +294,18 @@ def _device_text(server: ServerSection) -> str:
     return f"{cores}, {plural(device.threads, 'thread')}{slower}"
 
 
-def pressure_text(world: World) -> str:
+def pressure_text(experiment: Experiment) -> str:
     """Compare peak arrivals with the capacity of the widest and the narrowest network, and state whether widths matter.
 
     Empty for a trace.
     """
-    rate_img_s = world.rate_img_s
+    rate_img_s = experiment.rate_img_s
     if rate_img_s is None:
         return ""
-    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
-    wide_img_s, busy_img_s = world.capacity_img_s, rate_img_s * world.scenario.workload.busiest_factor()
+    narrow_img_s = estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)
+    wide_img_s, busy_img_s = experiment.capacity_img_s, rate_img_s * experiment.scenario.workload.busiest_factor()
     text = (
-        f"{world.scenario.name}: {world.mean_rate_img_s:.4g} images/s arrive on average, at most {busy_img_s:.4g} for "
+        f"{experiment.scenario.name}: {experiment.mean_rate_img_s:.4g} images/s arrive on average, at most {busy_img_s:.4g} for "
         f"a while; the devices carry about {wide_img_s:.4g} at full width and {narrow_img_s:.4g} at the narrowest"
     )
     if busy_img_s > narrow_img_s:

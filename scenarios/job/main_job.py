@@ -31,6 +31,8 @@ from pathlib import Path
 from kit.jit_cache import IS_ON, cache_folder, cache_problem, is_kept
 from scenarios.executors.device_choice import joined_hosts
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
+from scenarios.experiment.scenario_building import default_folder, make_experiment
+from scenarios.experiment.scenario_routers import require_routers, routers_tuned_elsewhere
 from scenarios.files.bundled_files import PPO, made_kinds, scenario_file
 from scenarios.files.router_files import is_router_file
 from scenarios.files.scenario_reading import load_scenario
@@ -45,8 +47,6 @@ from scenarios.metrics.fidelity import ValidationDocument
 from scenarios.metrics.router_comparison import ComparisonDocument
 from scenarios.runs.simulated_runs import engine_of, require_memory
 from scenarios.terminal.progress import Say
-from scenarios.world.scenario_building import default_folder, make_world
-from scenarios.world.scenario_routers import require_routers, routers_tuned_elsewhere
 
 SHIPPED = "paper"
 LOWEST_PRIORITY = 19
@@ -78,8 +78,8 @@ def main() -> None:
     """Compile it by a simulation's first steps."""
     os.nice(LOWEST_PRIORITY)
     scenario = load_scenario(scenario_file(Path(SHIPPED)))
-    world = make_world(scenario, default_folder(scenario))
-    world.simulation(world.run_spec(scenario.seed), "compiled").advance()
+    experiment = make_experiment(scenario, default_folder(scenario))
+    experiment.simulation(experiment.run_spec(scenario.seed), "compiled").advance()
 
 
 @dataclass(frozen=True)
@@ -108,30 +108,30 @@ def _carry_out(run: Run) -> JobOutcome:
         make_model(run)
         make_accuracy(run)
     make_profiles(run)
-    world = run.world()
-    require_routers(run.scenario, world.cluster.router.segments, world.cluster.router.widths)
-    engine = "compiled" if run.kinds_to_make else engine_of(world, "auto", run.scenario.compare.runs)
-    require_memory(world, engine)
-    for warning in routers_tuned_elsewhere(run.routers, world.device_names, world.cluster):
+    experiment = run.experiment()
+    require_routers(run.scenario, experiment.cluster.router.segments, experiment.cluster.router.widths)
+    engine = "compiled" if run.kinds_to_make else engine_of(experiment, "auto", run.scenario.compare.runs)
+    require_memory(experiment, engine)
+    for warning in routers_tuned_elsewhere(run.routers, experiment.device_names, experiment.cluster):
         run.warn(warning)
     if run.can_validate:
-        require_ready(world, run.model_to_serve, run.scenario.validate_.routers, None)
-        warn_of_another_stack(run, world)
+        require_ready(experiment, run.model_to_serve, run.scenario.validate_.routers, None)
+        warn_of_another_stack(run, experiment)
         if all(server.emulated for server in run.scenario.cluster.owners):  # not while anything is measured
             with compiling_ahead(run.say) as wait_for_engine:
                 make_serving(run)
                 wait_for_engine()
         else:
             make_serving(run)
-        world = run.world()
-    for doubt in world.trace_doubts():
+        experiment = run.experiment()
+    for doubt in experiment.trace_doubts():
         run.warn(f"warning: {doubt}")
-    if text := pressure_text(world):
+    if text := pressure_text(experiment):
         run.say(text)
-    make_routers(run, world, run.kinds_to_make, says_scores=True)
-    world = with_decision_times(run, world, run.routers_that_run)
-    comparison = compare(run, world, engine_to_go_on(run, world, engine))
-    validation = validate(run, world) if run.can_validate else None
+    make_routers(run, experiment, run.kinds_to_make, says_scores=True)
+    experiment = with_decision_times(run, experiment, run.routers_that_run)
+    comparison = compare(run, experiment, engine_to_go_on(run, experiment, engine))
+    validation = validate(run, experiment) if run.can_validate else None
     return JobOutcome(comparison, validation)
 
 
@@ -162,7 +162,7 @@ def _has_caps(run: Run) -> bool:
     cluster = run.scenario.cluster
     params = [cluster.greedy_of(server) for server in cluster.named_servers]
     devices = [server.device for server in cluster.named_servers if server.device is not None]
-    if any(each.vram_cap_gb is not None or not isinstance(each.preload, str) for each in params):
+    if any(param.vram_cap_gb is not None or not isinstance(param.preload, str) for param in params):
         return True
     return any(device.vram_gb is not None for device in devices)
 

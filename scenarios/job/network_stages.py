@@ -21,11 +21,11 @@ from hw.networks.network_training import TrainingParams, evaluate, recipe, train
 from hw.subprocesses import Runner, Tell, apart, here
 from kit.errors import InputError, WorkError
 from kit.plugins import FAILURES, failure
+from scenarios.experiment.scenario_building import ACCURACY_FILE, MODEL_FILE
+from scenarios.experiment.scenario_routers import of_accuracy
 from scenarios.files.scenario_keys import Scenario
 from scenarios.job.job_stages import Run, blamed_on
 from scenarios.terminal.progress import Progress
-from scenarios.world.scenario_building import ACCURACY_FILE, MODEL_FILE
-from scenarios.world.scenario_routers import of_accuracy
 
 
 def require_accuracy(run: Run) -> None:

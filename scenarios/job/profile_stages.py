@@ -21,6 +21,9 @@ from scenarios.executors.device_calibration import calibrate_device, calibrate_o
 from scenarios.executors.device_choice import candidates, device_of, joined_hosts, section_of, share_warning
 from scenarios.executors.preflight import measure_links
 from scenarios.executors.serving_measurement import measure_decisions, measure_serving, with_overheads
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import calibrated_path, emulated_profile, profile_path, served_path
+from scenarios.experiment.scenario_routers import of_profile
 from scenarios.files.bundled_files import profile_file
 from scenarios.files.router_files import display_name
 from scenarios.files.scenario_keys import DeviceSection, ServerSection
@@ -29,9 +32,6 @@ from scenarios.files.series_files import read_decision_time
 from scenarios.job.job_stages import OF_SERVING, Run, blamed_on
 from scenarios.metrics.result_documents import LINKS_SCHEMA, ClusterMeasurements
 from scenarios.runs.run_store import plain_name
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import calibrated_path, emulated_profile, profile_path, served_path
-from scenarios.world.scenario_routers import of_profile
 from sim.device_profile import SCHEMA as PROFILE_SCHEMA
 from sim.device_profile import Profile
 
@@ -185,13 +185,13 @@ def make_serving(run: Run) -> None:
     def work() -> Sequence[Path]:
         for server, source in zip(servers, sources, strict=True):
             _put(run, server, read_text(source))
-        world = run.world()
+        experiment = run.experiment()
         images, model = None, run.model_to_serve
         if model is not None:
             with blamed_on(run.scenario):
                 images = load_dataset(run.scenario.model.dataset)
         overheads = measure_serving(
-            world, model, images, run.scenario.seed, allow_busy=run.scenario.calibration.allow_busy, say=run.say
+            experiment, model, images, run.scenario.seed, allow_busy=run.scenario.calibration.allow_busy, say=run.say
         )
         for device, (server, source, target) in enumerate(zip(servers, sources, served, strict=True)):
             text = with_overheads(read_profile(source), overheads, device).to_yaml()
@@ -217,31 +217,33 @@ REFERENCE = "random"  # what the host's costs are measured with
 OF_THE_MACHINE = ("system", "cores")
 
 
-def with_decision_times(run: Run, world: World, routers: Sequence[str]) -> World:
-    """Return the world in which each of these routers' decisions take their time measured here, if that is known."""
-    if world.scenario.router.decision_s != "measured" or all(profile.router_host is None for profile in world.profiles):
-        return world  # the user's own word, or costs that `random` is not part of
+def with_decision_times(run: Run, experiment: Experiment, routers: Sequence[str]) -> Experiment:
+    """Return the experiment in which each of these routers' decisions take their time measured here, if that is known."""
+    if experiment.scenario.router.decision_s != "measured" or all(
+        profile.router_host is None for profile in experiment.profiles
+    ):
+        return experiment  # the user's own word, or costs that `random` is not part of
     recorded = run.folder.environments.get("serving")  # if this folder's own stage has measured what serving costs
     is_here = recorded is not None and _machine_of(recorded) == _machine_of(run.environment)
     times = {}
     for router in dict.fromkeys(routers):
         name = display_name(router)
         path = run.folder / f"decisions/{plain_name(name)}.json"
-        if name != REFERENCE and _make(run, world, router, path, is_here):
+        if name != REFERENCE and _make(run, experiment, router, path, is_here):
             times[name] = read_decision_time(path, name).beyond_s
-    return world.with_decision_times(times)
+    return experiment.with_decision_times(times)
 
 
-def _make(run: Run, world: World, router: str, path: Path, is_here: bool) -> bool:
+def _make(run: Run, experiment: Experiment, router: str, path: Path, is_here: bool) -> bool:
     """Run one stage; returns whether its file is there now."""
     name, seed = display_name(router), run.scenario.seed
     stage = f"decide-{plain_name(name)}"
-    fingerprint = run.fingerprint(*run.world_parts(), *run.router_parts([router]), seed)
+    fingerprint = run.fingerprint(*run.experiment_parts(), *run.router_parts([router]), seed)
     if not is_here and not run.folder.is_done(stage, fingerprint):
         return False
 
     def work() -> Sequence[Path]:
-        time = measure_decisions(world, name, lambda: world.router(router, run.folder.path), seed)
+        time = measure_decisions(experiment, name, lambda: experiment.router(router, run.folder.path), seed)
         write_json(path, time.model_dump(mode="json", by_alias=True))
         if (beyond_us := round(1e6 * time.beyond_s)) > 0:
             run.say(f"{stage}: {beyond_us} us a decision beyond {REFERENCE}'s")

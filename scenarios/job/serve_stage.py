@@ -39,6 +39,9 @@ from policies.vocabulary import GoalSet
 from scenarios.executors.device_choice import served_of
 from scenarios.executors.executor_runs import real_cluster, without_faults
 from scenarios.executors.preflight import require_devices, require_ready
+from scenarios.experiment.resolved_scenario import Experiment, NetworkAccuracy
+from scenarios.experiment.scenario_building import ACCURACY_FILE, build_experiment, estimated_capacity_img_s
+from scenarios.experiment.scenario_routers import routers_ignoring
 from scenarios.files.bundled_files import made_kind
 from scenarios.files.router_files import display_name
 from scenarios.files.scenario_keys import GB
@@ -47,9 +50,6 @@ from scenarios.job.network_stages import load_measured
 from scenarios.job.validation_stage import warn_of_another_stack
 from scenarios.runs.folder import CONTROL, SERVED
 from scenarios.runs.operator_control import Wishes, accept_wishes
-from scenarios.world.resolved_scenario import NetworkAccuracy, World
-from scenarios.world.scenario_building import ACCURACY_FILE, build_world, estimated_capacity_img_s
-from scenarios.world.scenario_routers import routers_ignoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class Candidate:
     """One that was read, and may serve.
 
     Attributes:
-        world: the scenario with its accuracies.
+        experiment: the scenario with its accuracies.
     """
 
     file: ModelFile
     version: str
-    world: World
+    experiment: Experiment
     policy: RoutingPolicy
 
 
@@ -70,15 +70,15 @@ class ModelOrders:
     """At most one new model at a time: it is read in a thread next to the router's loop, then it is an order.
 
     Args:
-        world: with the accuracies of what serves at first.
+        experiment: with the accuracies of what serves at first.
         journal: receives the outcome.
 
     Attributes:
-        world: with the accuracies of what serves.
+        experiment: with the accuracies of what serves.
     """
 
-    def __init__(self, run: Run, world: World, journal: Journal) -> None:
-        self.world = self._first = world
+    def __init__(self, run: Run, experiment: Experiment, journal: Journal) -> None:
+        self.experiment = self._first = experiment
         self._run, self._journal = run, journal
         self._serving = run.model_to_serve
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="new-model")
@@ -108,41 +108,45 @@ class ModelOrders:
 
         def on_taken_over() -> None:
             self._rolls = False
-            self._serving, self.world = candidate.file, candidate.world
-            frontend.serve_model(candidate.version, top1)
+            self._serving, self.experiment = candidate.file, candidate.experiment
+            frontend.serve_model(candidate.version, accuracies)
             text = f"serve: the model {candidate.version} serves from now on"
             self._journal.note("model", text, version=candidate.version)
 
         self._rolls = True
         self._run.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
-        starts, top1 = cluster.starts_of(candidate.file), candidate.world.cluster.router.top1
-        yield NewModel(starts, candidate.policy, top1, on_taken_over, self._failed)
+        starts, accuracies = cluster.starts_of(candidate.file), candidate.experiment.cluster.router.accuracies
+        yield NewModel(starts, candidate.policy, accuracies, on_taken_over, self._failed)
 
     def _failed(self, reason: str) -> None:
         self._rolls = False
         self._run.say(f"serve: {reason}; the model stays as it was")
 
     def _candidate(self, path: Path, router: str, floor: float) -> Candidate:
-        world_now, folder = self.world, self._run.folder.path
-        version, table = read_new_model(path, self._serving, world_now)
-        profiles = dict(zip((spec.name for spec in world_now.cluster.servers), world_now.profiles, strict=True))
-        world = build_world(world_now.scenario, profiles, NetworkAccuracy.of(table))
-        best = max(world.held_top1.values())
+        experiment_now, folder = self.experiment, self._run.folder.path
+        version, table = read_new_model(path, self._serving, experiment_now)
+        profiles = dict(
+            zip((spec.name for spec in experiment_now.cluster.servers), experiment_now.profiles, strict=True)
+        )
+        experiment = build_experiment(experiment_now.scenario, profiles, NetworkAccuracy.of(table))
+        best = max(experiment.held_top1.values())
         if best < floor:
             problem = f"is at best {best:.2%} accurate, asked for are {floor:.2%}; ask for less before (--floor)"
             raise InputError(str(path), "", problem)
-        policy = endless_policy(world, self._as_it_is(router), folder, world_now.cluster.router, takes_over=True)
+        policy = endless_policy(
+            experiment, self._as_it_is(router), folder, experiment_now.cluster.router, takes_over=True
+        )
         assert self._serving is not None, "it was read beside it"
         file = replace(self._serving, path=folder / CONTROL / f"{version}.safetensors")
         shutil.copyfile(path, file.path)  # a restarted server finds what was read now
         if file.load()[1]["hash"] != version:
             raise InputError(str(path), "", "has changed while it was read; give it again")
-        return Candidate(file, version, world, policy)
+        return Candidate(file, version, experiment, policy)
 
     def policy(self, router: str, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
         """Return a router; see `endless_policy`."""
-        name = router if self.world is self._first else self._as_it_is(router)
-        return endless_policy(self.world, name, self._run.folder.path, config, takes_over=takes_over)
+        name = router if self.experiment is self._first else self._as_it_is(router)
+        return endless_policy(self.experiment, name, self._run.folder.path, config, takes_over=takes_over)
 
     def _as_it_is(self, router: str) -> str:
         """Return a router made with the first model's accuracies as it is, because it is not to be made again."""
@@ -150,34 +154,36 @@ class ModelOrders:
         return str(self._run.made(kind)) if kind else router
 
 
-def endless_policy(world: World, name: str, folder: Path, config: RouterConfig, *, takes_over: bool) -> RoutingPolicy:
+def endless_policy(
+    experiment: Experiment, name: str, folder: Path, config: RouterConfig, *, takes_over: bool
+) -> RoutingPolicy:
     """Return a router by name or file, for a run without an end; raises `InputError` if it can't be made."""
-    policy = world.router(name, folder)
+    policy = experiment.router(name, folder)
     if isinstance(policy, PPORouter):
-        return EndlessRouter(policy, nanoseconds(world.scenario.training.horizon_s))
+        return EndlessRouter(policy, nanoseconds(experiment.scenario.training.horizon_s))
     control = getattr(policy, "control", None)
     for goal in control.all if isinstance(control, GoalControl) else ():
         goal.takes_over = takes_over
     return by_plan(policy, config)
 
 
-def read_new_model(path: Path, serving: ModelFile | None, world: World) -> tuple[str, Evaluation]:
+def read_new_model(path: Path, serving: ModelFile | None, experiment: Experiment) -> tuple[str, Evaluation]:
     """Return the hash of a new model's weights, and its accuracy table, which is in the same folder.
 
     Raises:
         InputError: it is not a model, or of another network; or the table is not there, or of other weights, images or
             widths.
     """
-    if serving is None or world.accuracy.evaluation is None:
+    if serving is None or experiment.accuracy.evaluation is None:
         raise InputError(str(path), "", "emulated devices serve no network")
-    if world.scenario.cluster.backend == "ray":
+    if experiment.scenario.cluster.backend == "ray":
         raise InputError(str(path), "", "a cluster of several hosts takes no new model while it serves")
     _, metadata = replace(serving, path=path).load()
     serving_metadata = header(serving.path)
     for key in ("network", "config", "structure"):
         if metadata.get(key) != serving_metadata.get(key):
             raise InputError(str(path), key, f"is of another network than what serves ({serving.path})")
-    version, current = metadata["hash"], world.accuracy.evaluation
+    version, current = metadata["hash"], experiment.accuracy.evaluation
     if version == current.hash:
         raise InputError(str(path), "hash", f"these weights serve already ({version})")
     table_path = path.with_name(ACCURACY_FILE)
@@ -195,7 +201,7 @@ SLOTS = 4  # times what the servers can have outstanding: the limit of images in
 
 def serve(
     run: Run,
-    world: World,
+    experiment: Experiment,
     router: str,
     room: WaitingRoom,
     limits: Limits,
@@ -217,30 +223,30 @@ def serve(
     """
     scenario, model = run.scenario, run.model_to_serve
     require_devices(scenario)
-    require_ready(world, model, (router,), run.folder.path)
-    warn_of_another_stack(run, world)
+    require_ready(experiment, model, (router,), run.folder.path)
+    warn_of_another_stack(run, experiment)
     if scenario.faults or scenario.slo.schedule:
         run.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
-    config = replace(world.cluster.router, shed_expired=True)
-    orders = _OperatorOrders(run, ModelOrders(run, world, journal), router, config, journal)
+    config = replace(experiment.cluster.router, shed_expired=True)
+    orders = _OperatorOrders(run, ModelOrders(run, experiment, journal), router, config, journal)
     orders.warn_of_floor()
     routing = Routing(
         orders.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
-        world.cluster.weights,
-        world.cluster.prior,
+        experiment.cluster.weights,
+        experiment.cluster.prior,
     )
     slots = SLOTS * config.servers * config.outstanding_micro_batches * config.micro_batch_sizes[-1]
     with (
-        real_cluster(without_faults(world), model, is_urgent=True) as cluster,
+        real_cluster(without_faults(experiment), model, is_urgent=True) as cluster,
         accept_wishes(
             run.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
         ) as wishes,
         CollectionMeter() as garbage,
         ExitStack() as stack,
     ):
-        served = _served(run, world, slots)  # while the servers start
-        carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
+        served = _served(run, experiment, slots)  # while the servers start
+        carried_img_s = estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)
         spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
         open_frontend = stack.enter_context(ingress(spec, room.listening, slots, journal))
         log = None
@@ -262,11 +268,11 @@ def serve(
         return cluster.serve(traffic, config, routing, orders.goals, tally, tell, run.say, operator)
 
 
-def _served(run: Run, world: World, slots: int) -> Served:
+def _served(run: Run, experiment: Experiment, slots: int) -> Served:
     """Return what clients receive of it."""
     name, model = run.scenario.name, run.model_to_serve
-    config = world.cluster.router
-    top1 = dict(zip(config.width_tuples(), config.top1, strict=False))
+    config = experiment.cluster.router
+    accuracies = dict(zip(config.width_tuples(), config.accuracies, strict=False))
     classes = tuple(
         RequestClass(
             section.name if section else "",
@@ -276,13 +282,13 @@ def _served(run: Run, world: World, slots: int) -> Served:
         for section, deadline_s in zip(run.scenario.classes or [None], run.scenario.deadlines_s, strict=True)
     )
     if model is None:
-        network = served_of(world)
-        return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", classes, top1)
-    if (evaluation := world.accuracy.evaluation) is None:
+        network = served_of(experiment)
+        return Served(name, network.input_shape, network.segments, 0, (), (), slots, "1", classes, accuracies)
+    if (evaluation := experiment.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
     dataset, spec = load_measured(run.scenario, evaluation), model.build().spec
     of_network, pixels = (spec.input_shape, spec.segments, spec.classes), (dataset.mean, dataset.deviation)
-    return Served(name, *of_network, *pixels, slots, evaluation.hash, classes, top1)
+    return Served(name, *of_network, *pixels, slots, evaluation.hash, classes, accuracies)
 
 
 class _Teller:
@@ -326,7 +332,7 @@ class _OperatorOrders:
     def goals(self) -> tuple[GoalSet, ...]:
         """As the router's core takes them: of each class its own."""
         if self._run.scenario.classes:
-            return self._models.world.class_goals
+            return self._models.experiment.class_goals
         current = self._current
         return (GoalSet(current.floor, nanoseconds(current.p99_limit_s), current.energy_weight),)
 

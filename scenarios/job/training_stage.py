@@ -16,25 +16,27 @@ from kit.documents import Memo, inputs_hash, read_json, write_json
 from kit.plugins import code_here
 from policies.router_kinds import COMPASS
 from policies.rules.compass import CompassRule, Numbers
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_routers import MADE_WITH
 from scenarios.files.bundled_files import PPO, made_file, made_name, score_file, training_file
 from scenarios.files.router_files import write_rule
 from scenarios.job.job_stages import Run
 from scenarios.learn.drawn_clusters import Clusters, ClusterTraining, Generation
 from scenarios.learn.ppo_training import require_one_class, require_trainable, score_router
-from scenarios.learn.tune import params_of, tune_world
+from scenarios.learn.tune import params_of, tune_experiment
 from scenarios.learn.tuned_files import announced, save_tuned, tuned_text
 from scenarios.metrics.run_result import ClustersScore, Score
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.folder import RunFolder
 from scenarios.show.command_tables import format_score
 from scenarios.terminal.progress import Progress
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_routers import MADE_WITH
 
 SCORES = "scores.jsonl"  # of a direct search, so far
 
 
-def make_routers(run: Run, world: World, kinds: Sequence[str], *, says_scores: bool = False) -> dict[str, Score]:
+def make_routers(
+    run: Run, experiment: Experiment, kinds: Sequence[str], *, says_scores: bool = False
+) -> dict[str, Score]:
     """Make the routers of these kinds; returns what each was scored, by kind.
 
     Args:
@@ -45,27 +47,27 @@ def make_routers(run: Run, world: World, kinds: Sequence[str], *, says_scores: b
         InputError: the compiled engine, on which routers are trained, can't do what the scenario asks for.
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
-    return {kind: _made(run, world, kind, says_scores) for kind in kinds}
+    return {kind: _made(run, experiment, kind, says_scores) for kind in kinds}
 
 
-def _made(run: Run, world: World, kind: str, says_score: bool) -> Score:
+def _made(run: Run, experiment: Experiment, kind: str, says_score: bool) -> Score:
     """Run the stage of one kind, which scores its router on both engines."""
     scenario = run.scenario
     settings = (scenario.training if kind == PPO else scenario.tuning).model_dump(mode="json")
     length = (scenario.duration_s, scenario.warmup_s)  # of what slices are taken from, and of the run that scores
-    fingerprint = run.fingerprint(*run.world_parts(is_training=True), settings, length, scenario.seed, kind)
+    fingerprint = run.fingerprint(*run.experiment_parts(is_training=True), settings, length, scenario.seed, kind)
     path = run.made(kind)
     steps = run.folder / training_file(kind)
     target = run.folder / score_file(kind)
 
     def work() -> Sequence[Path]:
-        require_trainable(world)
+        require_trainable(experiment)
         folder, name = run.folder / "training" / fingerprint[:12], made_name(kind)
         if kind == PPO:
-            history = train_router(run, world, folder)
+            history = train_router(run, experiment, folder)
         else:
-            history = _tuned(run, world, kind, Memo(folder / SCORES, fingerprint))
-        score = score_router(world, lambda: world.router(name, run.folder.path), name, scenario.seed)
+            history = _tuned(run, experiment, kind, Memo(folder / SCORES, fingerprint))
+        score = score_router(experiment, lambda: experiment.router(name, run.folder.path), name, scenario.seed)
         write_json(steps, history)
         write_json(target, score)
         if says_score and kind == PPO:
@@ -77,19 +79,19 @@ def _made(run: Run, world: World, kind: str, says_score: bool) -> Score:
     return document
 
 
-def _tuned(run: Run, world: World, kind: str, memo: Memo) -> list[dict[str, float]]:
+def _tuned(run: Run, experiment: Experiment, kind: str, memo: Memo) -> list[dict[str, float]]:
     """Tune a rule by direct search, and write it; return the cost of each generation."""
-    params = params_of(world)
-    with announced(world, kind, params, say=run.say, quiet=run.quiet) as tell:
-        tuned = tune_world(world, kind, params, on_progress=tell, memo=memo)
+    params = params_of(experiment)
+    with announced(experiment, kind, params, say=run.say, quiet=run.quiet) as tell:
+        tuned = tune_experiment(experiment, kind, params, on_progress=tell, memo=memo)
     run.say(f"train: {tuned_text(tuned)}")
-    save_tuned(run.made(kind), tuned, world, run.scenario.name, is_of_a_run=True)
+    save_tuned(run.made(kind), tuned, experiment, run.scenario.name, is_of_a_run=True)
     return [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]
 
 
-def train_router(run: Run, world: World, folder: Path) -> list[dict[str, float]]:
+def train_router(run: Run, experiment: Experiment, folder: Path) -> list[dict[str, float]]:
     """Train `ppo` in simulation, and write it; return the scalars of every update."""
-    from scenarios.learn.ppo import train_world  # torch and numba are slow to import
+    from scenarios.learn.ppo import train_experiment  # torch and numba are slow to import
 
     require_one_class(run.scenario)
     history = folder / "scalars.json"
@@ -103,8 +105,8 @@ def train_router(run: Run, world: World, folder: Path) -> list[dict[str, float]]
             write_json(history, scalars)
             progress.set(done)
 
-        router = train_world(world, folder, seed=run.scenario.seed, on_progress=tell)
-    router.save(run.made(PPO), made_by={MADE_WITH: dict(world.made_with)})
+        router = train_experiment(experiment, folder, seed=run.scenario.seed, on_progress=tell)
+    router.save(run.made(PPO), made_by={MADE_WITH: dict(experiment.made_with)})
     return scalars
 
 

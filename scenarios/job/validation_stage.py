@@ -16,6 +16,8 @@ from scenarios.executors.device_choice import as_calibrated, device_of, section_
 from scenarios.executors.executor_runs import RunObserver, validate_runs
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
 from scenarios.executors.validation_plan import FinishedRun, PlannedPair, ValidationPlan
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_routers import routers_tuned_elsewhere
 from scenarios.files.router_files import display_name, require_distinct_names
 from scenarios.job.job_stages import Run
 from scenarios.job.network_stages import load_measured
@@ -39,13 +41,11 @@ from scenarios.runs.run_store import CORES_FILE, load_point, write_cores, write_
 from scenarios.runs.simulated_runs import PredictedRun, RunOptions, able_to_run, predict
 from scenarios.show.validation_table import first_far_text
 from scenarios.terminal.progress import Progress
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_routers import routers_tuned_elsewhere
 
 STAGE, PREDICT = "validate", "predict"
 
 
-def validate(run: Run, world: World) -> ValidationDocument:
+def validate(run: Run, experiment: Experiment) -> ValidationDocument:
     """Run the same arrivals in simulation and on real executors; resumes after the last finished run.
 
     Raises:
@@ -55,27 +55,34 @@ def validate(run: Run, world: World) -> ValidationDocument:
     require_executors(run)
     section = run.scenario.validate_
     require_distinct_names(section.routers)
-    plan = ValidationPlan.of(world, [display_name(router) for router in section.routers], section)
+    plan = ValidationPlan.of(experiment, [display_name(router) for router in section.routers], section)
     require_devices(run.scenario)
-    require_ready(world, run.model_to_serve, section.routers, run.folder.path)
-    warn_of_another_stack(run, world)
+    require_ready(experiment, run.model_to_serve, section.routers, run.folder.path)
+    warn_of_another_stack(run, experiment)
     settings = section.model_dump(mode="json", exclude={"routers", "go_on"})  # resuming keeps what is finished
     shape = (settings, run.scenario.duration_s, run.scenario.warmup_s, run.scenario.training.deterministic)
     slo = run.scenario.slo.model_dump(mode="json")
-    decision_parts = world.decision_parts([display_name(router) for router in section.routers])
-    parts = (*run.world_parts(), *run.router_parts(section.routers), shape, *run.served_parts, *decision_parts, slo)
+    decision_parts = experiment.decision_parts([display_name(router) for router in section.routers])
+    parts = (
+        *run.experiment_parts(),
+        *run.router_parts(section.routers),
+        shape,
+        *run.served_parts,
+        *decision_parts,
+        slo,
+    )
     fingerprint = run.fingerprint(*parts)
     target = run.folder / "validation.json"
 
     def work() -> Sequence[Path]:
         warn_of_other_programs(run)
-        for warning in routers_tuned_elsewhere(section.routers, world.device_names, world.cluster):
+        for warning in routers_tuned_elsewhere(section.routers, experiment.device_names, experiment.cluster):
             run.warn(warning)
-        for doubt in world.trace_doubts(plan.duration_s):
+        for doubt in experiment.trace_doubts(plan.duration_s):
             run.warn(f"warning: {doubt}")
-        validation = validate_world(run, world, plan, fingerprint)
+        validation = validate_experiment(run, experiment, plan, fingerprint)
         write_json(target, validation)
-        if any(completed_nothing(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
+        if any(completed_nothing(pair["executors"]) for pair in validation["pairs"]) or was_stopped(validation):
             raise _UnfinishedError
         rows = run.folder.memo(STAGE, fingerprint).rows
         records = {run.folder / name for row in rows for name in row["outputs"]}
@@ -99,13 +106,13 @@ def require_executors(run: Run, key: str = "validate") -> None:
 
 
 class _UnfinishedError(Exception):
-    """A hardware run completed nothing, or the first ones were hopeless: what is missing is made when the stage is."""
+    """A executor run completed nothing, or the first ones were hopeless: what is missing is made when the stage is."""
 
 
-def warn_of_another_stack(run: Run, world: World) -> None:
+def warn_of_another_stack(run: Run, experiment: Experiment) -> None:
     """Warn of a profile measured elsewhere, before hardware is run: it may be good enough."""
     servers = run.scenario.cluster.named_servers
-    for server, profile in zip(servers, world.profiles, strict=True):
+    for server, profile in zip(servers, experiment.profiles, strict=True):
         if server.shares_device_with is None and server.emulated is None:
             device = as_calibrated(device_of(server, servers), section_of(server, servers), profile)
             for text in (*stamp_warnings(profile, device), *filter(None, [share_warning(server.name, device)])):
@@ -113,7 +120,7 @@ def warn_of_another_stack(run: Run, world: World) -> None:
 
 
 def warn_of_other_programs(run: Run) -> None:
-    """Warn of other programs here: they are in the hardware's latencies and not in the simulator's."""
+    """Warn of other programs here: they are in the executors' latencies and not in the simulator's."""
     servers = run.scenario.cluster.named_servers
     real = [server for server in servers if server.emulated is None]
     devices = {(device := device_of(server, servers)).physical: device for server in real}
@@ -122,7 +129,7 @@ def warn_of_other_programs(run: Run) -> None:
             run.warn(text)
 
 
-def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: str) -> ValidationDocument:
+def validate_experiment(run: Run, experiment: Experiment, plan: ValidationPlan, fingerprint: str) -> ValidationDocument:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
     What an earlier try with this fingerprint has kept, and is whole, is not made again. If the finished runs show that
@@ -130,15 +137,15 @@ def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: st
     """
     folder, model = run.folder, run.model_to_serve
     memo, predicted = folder.memo(STAGE, fingerprint), folder.memo(PREDICT, fingerprint)
-    data = None if model is None else _images_of(world)
+    data = None if model is None else _images_of(experiment)
     runs = whole_runs(folder, memo.rows, plan.section.repeats)
     finished = tuple(runs)
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
-    write_cores(folder, world.cluster.router, [server.params for server in world.cluster.servers])
+    write_cores(folder, experiment.cluster.router, [server.params for server in experiment.cluster.servers])
     if not predicted.rows:
         folder.remove_outputs(PREDICT)
-    predictions = {} if plan.section.loads else predictions_of(run, world, plan, plan.pairs(), predicted)
+    predictions = {} if plan.section.loads else predictions_of(run, experiment, plan, plan.pairs(), predicted)
     if advice := length_advice(plan, predictions):
         run.say(f"{STAGE}: {advice}")
     with Progress("executors", plan.hardware_runs, unit="run", quiet=run.quiet) as progress:
@@ -151,24 +158,24 @@ def validate_world(run: Run, world: World, plan: ValidationPlan, fingerprint: st
             tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: accept_wishes(folder, servers)
         )
         with closing(
-            validate_runs(world, model, data, plan, made_in=folder.path, finished=finished, observer=observer)
+            validate_runs(experiment, model, data, plan, made_in=folder.path, finished=finished, observer=observer)
         ) as campaign:
             _add_runs(runs, campaign, plan, folder, memo, progress)
     if plan.section.loads:  # shares of the executors' capacity, which is known only now
         pairs = [run for run in runs if run["kind"] == "pair"]
         keys = (PlannedPair(run["router"], run["load"], run["seed"], run["rate_img_s"]) for run in pairs)
-        predictions = predictions_of(run, world, plan, [*dict.fromkeys(keys)], predicted)
-    validation = validate_results(plan.in_order(runs), world.power_provenance, predictions)
+        predictions = predictions_of(run, experiment, plan, [*dict.fromkeys(keys)], predicted)
+    validation = validate_results(plan.in_order(runs), experiment.power_provenance, predictions)
     if apart := far_runs(plan.in_order(runs)):
         path = str(memo.path.relative_to(folder.path))
         validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=apart, kept=path)
     return validation
 
 
-def _images_of(world: World) -> Dataset:
-    if world.accuracy.evaluation is None:
-        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
-    return load_measured(world.scenario, world.accuracy.evaluation)
+def _images_of(experiment: Experiment) -> Dataset:
+    if experiment.accuracy.evaluation is None:
+        raise InputError(experiment.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
+    return load_measured(experiment.scenario, experiment.accuracy.evaluation)
 
 
 def _add_runs(
@@ -184,27 +191,27 @@ def _add_runs(
         outputs = folder.contents(keep_runs(folder, latest, plan.section.repeats))
         runs.append(latest.run)
         progress.set(len(runs))
-        if not completed_nothing(latest.run["hardware"]):
+        if not completed_nothing(latest.run["executors"]):
             memo.add({"run": latest.run, "outputs": outputs})
         if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
             progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
 
 
 def predictions_of(
-    run: Run, world: World, plan: ValidationPlan, pairs: Sequence[PlannedPair], memo: Memo
+    run: Run, experiment: Experiment, plan: ValidationPlan, pairs: Sequence[PlannedPair], memo: Memo
 ) -> Predictions:
     """Predict what executors will show: ranges for each router, load and seed; those in `memo` are not made again."""
     routers = run.scenario.validate_.routers
-    makers = {display_name(router): world.router_maker(router, run.folder.path) for router in routers}
+    makers = {display_name(router): experiment.router_maker(router, run.folder.path) for router in routers}
     predictions: dict[Place, Ranges] = {tuple(row["place"]): row["ranges"] for row in memo.rows}
     missing = [pair for pair in pairs if pair[:3] not in predictions]
     if not missing:
         return predictions
     runs = [PredictedRun(makers[pair.router], pair.seed, plan.scale_of(pair.rate_img_s)) for pair in missing]
-    engine = able_to_run(world, "compiled", lambda: world.run_spec(plan.section.seeds[0]), run.say)
+    engine = able_to_run(experiment, "compiled", lambda: experiment.run_spec(plan.section.seeds[0]), run.say)
     options: RunOptions = {"duration_s": plan.duration_s, "warmup_s": plan.warmup_s, "engine": engine}
     with Progress("predict", len(runs), unit="run", quiet=run.quiet) as progress:
-        for index, ranges in predict(world, runs, options, core_count()):
+        for index, ranges in predict(experiment, runs, options, core_count()):
             key: Place = missing[index][:3]
             predictions[key] = ranges
             memo.add({"place": key, "ranges": ranges})
@@ -229,9 +236,9 @@ def length_advice(plan: ValidationPlan, predictions: Predictions) -> str:
 
 
 def keep_runs(folder: RunFolder, finished: FinishedRun, repeats: int) -> list[Path]:
-    """Write the records of a hardware run and, if it is new, of its paired simulation; returns the files."""
+    """Write the records of a executor run and, if it is new, of its paired simulation; returns the files."""
     point, repeat = _point_and_repeat(finished.run, repeats)
-    files = write_run(folder, finished.run["hardware"], finished.hardware, point=point, repeat=repeat)
+    files = write_run(folder, finished.run["executors"], finished.executors, point=point, repeat=repeat)
     if finished.simulated is not None:
         files += write_run(folder, finished.run["simulated"], finished.simulated, point=point)
     return files

@@ -28,13 +28,13 @@ from policies.rules.compass import SPREAD, CompassRule, Numbers, unit_of
 from policies.rules.rule_context import middle_widths, path_ns
 from policies.rules.rule_params import POINT, Reals
 from policies.vocabulary import NS_PER_S
+from scenarios.experiment.resolved_scenario import Experiment, NetworkAccuracy
+from scenarios.experiment.router_scores import SampledRun, Scorer
+from scenarios.experiment.scenario_building import build_experiment
 from scenarios.files.bundled_files import accuracy_file, clusters_file
 from scenarios.files.scenario_keys import GB, LinkName, LinkSection, ProfileName, Scenario
 from scenarios.files.scenario_reading import read_profile
 from scenarios.learn.evaluator import MAX_THREADS, TAIL, Remembered
-from scenarios.world.resolved_scenario import NetworkAccuracy, World
-from scenarios.world.router_scores import SampledRun, Scorer
-from scenarios.world.scenario_building import build_world
 from sim.compiled.run_figures import RunScore
 from sim.device_profile import Count, Positive, Profile, Share
 from sim.emulated_device import emulated
@@ -118,7 +118,7 @@ def _one(items: tuple[Any, ...], rng: np.random.Generator) -> Any:
     return items[int(rng.integers(len(items)))]
 
 
-def drawn_world(spec: Clusters, name: str) -> World:
+def drawn_experiment(spec: Clusters, name: str) -> Experiment:
     """Draw a cluster with its load; its name gives its seed.
 
     Raises:
@@ -147,19 +147,19 @@ def drawn_world(spec: Clusters, name: str) -> World:
         "workload": {"kind": "poisson", "rate_img_s": 1.0},
     }
 
-    def built() -> World:
+    def built() -> Experiment:
         with with_remedy(f"{spec.name} draws such a cluster ({name}): narrow what it draws from"):
-            return build_world(strict.validate(Scenario, document, f"{spec.name}:{name}"), profiles, accuracy)
+            return build_experiment(strict.validate(Scenario, document, f"{spec.name}:{name}"), profiles, accuracy)
 
-    world = built()
-    unit_s = unit_of(world.context) / NS_PER_S
+    experiment = built()
+    unit_s = unit_of(experiment.context) / NS_PER_S
     document["router"]["max_batching_delay_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
-    duration_s, document["workload"] = _workload(spec, _carried_img_s(world), rng)
+    duration_s, document["workload"] = _workload(spec, _carried_img_s(experiment), rng)
     document |= {"duration_s": duration_s, "warmup_s": WARMUP * duration_s}
     if rng.random() < spec.short_of_memory:
         share = _even(spec.memory, rng)
-        params = [server.params for server in world.cluster.servers]
-        cap_bytes = max(each.context_bytes + share * (each.all_bytes - each.context_bytes) for each in params)
+        params = [server.params for server in experiment.cluster.servers]
+        cap_bytes = max(param.context_bytes + share * (param.all_bytes - param.context_bytes) for param in params)
         document["cluster"]["greedy"] = {"vram_cap_gb": cap_bytes / GB}
     document["faults"] = _faults(spec, count, duration_s, rng)
     return built()
@@ -184,18 +184,18 @@ def _profile(device: str, slowdown: float, host: float) -> Profile:
 def _accuracy(spec: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
     """Draw the table, with larger or smaller steps."""
     accuracy = NetworkAccuracy.of(load_accuracy(Path(accuracy_file(spec.accuracy))))
-    best, steps = max(accuracy.prior.top1.values()), _even(spec.steps, rng)
-    table = {widths: best - steps * (best - top1) for widths, top1 in accuracy.prior.top1.items()}
+    best, steps = max(accuracy.prior.accuracies.values()), _even(spec.steps, rng)
+    table = {widths: best - steps * (best - accuracies) for widths, accuracies in accuracy.prior.accuracies.items()}
     return replace(accuracy, prior=AccuracyPrior(table))
 
 
-def _carried_img_s(world: World) -> float:
+def _carried_img_s(experiment: Experiment) -> float:
     """Return the rate of the devices at middle widths, or of the router's host in small micro-batches, whichever is
     less."""
-    config, host = world.cluster.router, world.cluster.host
+    config, host = experiment.cluster.router, experiment.cluster.host
     middle = middle_widths(config)
-    devices_img_s = sum(NS_PER_S / path_ns(world.costs, server, middle) for server in range(config.servers))
-    image_ns = world.cluster.micro_batch_ns / PART + (0 if host is None else host.decision[1] + host.returned[1])
+    devices_img_s = sum(NS_PER_S / path_ns(experiment.costs, server, middle) for server in range(config.servers))
+    image_ns = experiment.cluster.micro_batch_ns / PART + (0 if host is None else host.decision[1] + host.returned[1])
     host_img_s = NS_PER_S / (config.segments * image_ns) if image_ns else devices_img_s
     return min(devices_img_s, host_img_s)
 
@@ -370,7 +370,7 @@ class ClusterTraining:
         spec = self.spec
         start = strict.validate(Numbers, spec.start, f"{spec.name}: start").to_vector()
         self._spread = SPREAD
-        scorers = [Scorer(drawn_world(spec, str(number))) for number in range(spec.clusters)]
+        scorers = [Scorer(drawn_experiment(spec, str(number))) for number in range(spec.clusters)]
         search = SepCMA(
             mean=np.zeros(len(start)),
             sigma=SIGMA,
@@ -386,7 +386,7 @@ class ClusterTraining:
                         raise InputError(spec.name, "clusters", f"{problem}; draw more of them, or others")
                 self._generation(search, start, cases, number, workers)
             numbers = start + self._spread * search.mean
-            others = [Scorer(drawn_world(spec, f"held-back-{number}")) for number in range(spec.held_back)]
+            others = [Scorer(drawn_experiment(spec, f"held-back-{number}")) for number in range(spec.held_back)]
             held_back = self._cases(others, start, workers)
             on_runs = list(product(held_back, range(RUNS)))
             pairs = self._pairs([each for case, run in on_runs for each in case.tries(numbers, run)], workers)

@@ -17,10 +17,10 @@ from hw.host_resources import core_count
 from kit.documents import Memo
 from kit.random_streams import derived_seed
 from policies.rules.rule_params import POINT, RouterSpec
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.router_scores import SampledRun, Scorer, mean_accuracy, unserved
+from scenarios.experiment.workloads import TraceSlice
 from scenarios.metrics.failure_signs import LIMIT
-from scenarios.world.resolved_scenario import World
-from scenarios.world.router_scores import SampledRun, Scorer, mean_accuracy, unserved
-from scenarios.world.workloads import TraceSlice
 from sim.compiled.run_figures import RunScore
 
 Objective = Literal["latency", "energy"]
@@ -117,7 +117,7 @@ class Remembered:
 
 
 class Evaluator:
-    """The runs of one world that candidates are measured on.
+    """The runs of one experiment that candidates are measured on.
 
     Args:
         workers: what they run on: threads, as compiled code holds no lock.
@@ -131,19 +131,19 @@ class Evaluator:
 
     def __init__(
         self,
-        world: World,
+        experiment: Experiment,
         params: TuningParams,
         workers: ThreadPoolExecutor,
         memo: Memo | None = None,
         on_measured: OnMeasured | None = None,
     ) -> None:
-        self.world = world
+        self.experiment = experiment
         self.params = params
         self.decisions = 0
-        self._scorer = Scorer(world)
+        self._scorer = Scorer(experiment)
         self._workers = workers
         self._remembered = Remembered(memo)
-        self.context = world.context
+        self.context = experiment.context
         self.part = "settings"
         self._spent, self._on_measured = Counter[str](), on_measured
 
@@ -162,7 +162,7 @@ class Evaluator:
     def trace_slice(self, name: str, part: int) -> SampledRun:
         """Return a run of the search, from one part of the scenario; its name gives its seed."""
         seed = derived_seed(self.params.seed, f"tune:{name}")
-        length_s = min(self.params.episode_s, self.world.scenario.duration_s)
+        length_s = min(self.params.episode_s, self.experiment.scenario.duration_s)
         return SampledRun(seed, duration_s=length_s, trace_slice=TraceSlice(part, self.params.episodes))
 
     def full(self, number: int) -> SampledRun:

@@ -34,9 +34,9 @@ from policies.observation import Floats
 from policies.ppo.kernels import Experience, Layout, joined
 from policies.ppo.ppo_router import CHECKPOINT, PPORouter, header, policy_weights
 from policies.ppo.spec import PolicySpec
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.scenario_keys import TrainingSection
 from scenarios.learn.ppo_training import episode, spec_of
-from scenarios.world.resolved_scenario import World
 from sim.compiled.rollout import Rollouts
 
 OnProgress = Callable[[int, Mapping[str, float]], None]
@@ -133,7 +133,7 @@ def loss_of(
     gain = torch.minimum(ratio * better, ratio.clamp(1 - params.clip, 1 + params.clip) * better)
     divergence, is_clipped = (ratio - 1 - log_ratio).detach(), ((ratio - 1).abs() > params.clip).float()
     value_error = 0.5 * (torch.from_numpy(decisions.reward) - value).square()
-    entropies = [-(each.exp() * each).sum(1) for each in chances]
+    entropies = [-(chance.exp() * chance).sum(1) for chance in chances]
     share = torch.from_numpy(decisions.images / decisions.images.sum())
     figures = torch.stack([-gain, value_error, divergence, is_clipped, *entropies]) @ share
     loss = figures[0] + params.value_weight * figures[1] - params.entropy_weight * figures[4:].sum()
@@ -287,19 +287,21 @@ class Trainer:
                 self.optimizer.state[parameters[name]][moment] = torch.from_numpy(value)
 
 
-def train_world(world: World, folder: Path, *, seed: int, on_progress: OnProgress | None = None) -> PPORouter:
-    """Train the paper's PPO for a world; resumes from the folder's checkpoint.
+def train_experiment(
+    experiment: Experiment, folder: Path, *, seed: int, on_progress: OnProgress | None = None
+) -> PPORouter:
+    """Train the paper's PPO for an experiment; resumes from the folder's checkpoint.
 
     Args:
         folder: gets the checkpoint and a TensorBoard log; of this very training.
         on_progress: gets decisions and scalars.
     """
-    params, spec = world.scenario.training, spec_of(world)
+    params, spec = experiment.scenario.training, spec_of(experiment)
 
     def begin(first_episode: int) -> Rollouts:
         return Rollouts(
-            world.cluster,
-            partial(episode, world, load_range=params.load_range),
+            experiment.cluster,
+            partial(episode, experiment, load_range=params.load_range),
             spec,
             params.hidden,
             seed,

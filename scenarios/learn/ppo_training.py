@@ -27,12 +27,12 @@ from policies.interfaces import RoutingPolicy
 from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import RELU, TANH, PolicySpec
 from policies.run_records import RunRecord
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.workloads import TraceSlice
 from scenarios.files.bundled_files import ROUTER_SUFFIX
 from scenarios.files.scenario_keys import Scenario
 from scenarios.metrics.run_result import Score, Simulator
 from scenarios.runs.simulated_runs import run_simulation
-from scenarios.world.resolved_scenario import World
-from scenarios.world.workloads import TraceSlice
 from sim.simulated_cluster import RunSpec
 
 if TYPE_CHECKING:
@@ -43,29 +43,29 @@ _AS_IT_IS: Final = (1.0, 1.0)  # what the floor is to be kept at
 SCORED_S = 60.0  # of arrivals after the warm-up, at most
 
 
-def episode(world: World, seed: int, load_range: tuple[float, float]) -> RunSpec:
+def episode(experiment: Experiment, seed: int, load_range: tuple[float, float]) -> RunSpec:
     """Return a run to train on, at a rate drawn from a range, in times of the workload's own.
 
     It is cut at its horizon, so that an episode that blew up costs no more than any other.
     """
-    training = world.scenario.training
+    training = experiment.scenario.training
     scale = float(stream(seed, "load").uniform(*load_range))
-    return world.run_spec(
+    return experiment.run_spec(
         seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", trace_slice=TraceSlice()
     )
 
 
-def require_trainable(world: World) -> None:
-    """Raise `InputError` if the compiled engine can't train for a world, or score what was learned."""
+def require_trainable(experiment: Experiment) -> None:
+    """Raise `InputError` if the compiled engine can't train for an experiment, or score what was learned."""
     from sim.compiled import UnsupportedScenario
 
     try:
-        for run in (episode(world, 0, _AS_IT_IS), world.run_spec(0, duration_s=_scored_s(world))):
-            world.simulation(run, "compiled")
+        for run in (episode(experiment, 0, _AS_IT_IS), experiment.run_spec(0, duration_s=_scored_s(experiment))):
+            experiment.simulation(run, "compiled")
     except UnsupportedScenario as error:
         problem = f"routers are trained on the compiled engine, which can't do {error.feature}"
         remedy = "shorten training.horizon_s, or train by yourself on the environment SlimCluster-v0"
-        raise InputError(world.scenario.name, "", f"{problem}; {remedy}") from None
+        raise InputError(experiment.scenario.name, "", f"{problem}; {remedy}") from None
 
 
 def require_one_class(scenario: Scenario) -> None:
@@ -75,16 +75,18 @@ def require_one_class(scenario: Scenario) -> None:
         raise InputError(scenario.name, "classes", problem)
 
 
-def spec_of(world: World) -> PolicySpec:
-    """Return the shape of a router that is learned for a world."""
-    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-    return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.batching_delays_s)
+def spec_of(experiment: Experiment) -> PolicySpec:
+    """Return the shape of a router that is learned for an experiment."""
+    limits_w = tuple(profile.power.cap_w for profile in experiment.profiles)
+    return PolicySpec.of(
+        experiment.cluster.router, limits_w, experiment.device_names, experiment.scenario.training.batching_delays_s
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- its score
 
 
-def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, seed: int) -> Score:
+def score_router(experiment: Experiment, make: Callable[[], RoutingPolicy], name: str, seed: int) -> Score:
     """Score a router on both engines.
 
     Args:
@@ -93,12 +95,13 @@ def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, see
         seed: of the training.
 
     Raises:
-        WorkError: the engines disagree, so that what was learned may be of another world.
+        WorkError: the engines disagree, so that what was learned may be of another experiment.
     """
     held_out = derived_seed(seed, f"{name}:held-out")
     engines: tuple[Simulator, ...] = ("simpy", "compiled")
     (result, record), (_, compiled) = (
-        run_simulation(world, make(), name, held_out, duration_s=_scored_s(world), engine=engine) for engine in engines
+        run_simulation(experiment, make(), name, held_out, duration_s=_scored_s(experiment), engine=engine)
+        for engine in engines
     )
     names = [field.name for field in fields(RunRecord)]
     if differ := [name for name in names if getattr(record, name) != getattr(compiled, name)]:
@@ -118,8 +121,8 @@ def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, see
     )
 
 
-def _scored_s(world: World) -> float:
-    return min(world.scenario.duration_s, world.scenario.warmup_s + SCORED_S)
+def _scored_s(experiment: Experiment) -> float:
+    return min(experiment.scenario.duration_s, experiment.scenario.warmup_s + SCORED_S)
 
 
 Layers = Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]
@@ -128,15 +131,15 @@ PROVED: Final = 256  # observations on which a module and its file are held agai
 NEAR: Final = 1e-3  # of the largest logit: float32 adds in another order
 
 
-def write_router(world: World, layers: Layers | nn.Sequential, path: Path, deterministic: bool) -> None:
-    """Write a router's file for a world; `slimsched.save_router` describes what it takes.
+def write_router(experiment: Experiment, layers: Layers | nn.Sequential, path: Path, deterministic: bool) -> None:
+    """Write a router's file for an experiment; `slimsched.save_router` describes what it takes.
 
     Raises:
-        InputError: the network is not one for this world, or the file there is not a router.
+        InputError: the network is not one for this experiment, or the file there is not a router.
     """
     if path.suffix != ROUTER_SUFFIX:
         raise InputError("out", "", f"{path}: the file of a learned router ends with {ROUTER_SUFFIX}")
-    spec = spec_of(world)
+    spec = spec_of(experiment)
     if isinstance(layers, Sequence):
         router = PPORouter(spec, _tensors(layers, spec), deterministic=deterministic)
     else:

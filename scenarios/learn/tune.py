@@ -36,6 +36,8 @@ from policies.rules.rule_params import (
 )
 from policies.rules.rule_parts import PLACEMENT_NAMES, ControlSpec
 from policies.vocabulary import NS_PER_S
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.router_scores import CLOSE, Dial, SampledRun, find_dial, judged, mean_accuracy, unserved
 from scenarios.learn.evaluator import (
     Decisions,
     Evaluator,
@@ -47,8 +49,6 @@ from scenarios.learn.evaluator import (
     shortfall,
 )
 from scenarios.metrics.failure_signs import LIMIT
-from scenarios.world.resolved_scenario import World
-from scenarios.world.router_scores import CLOSE, Dial, SampledRun, find_dial, judged, mean_accuracy, unserved
 from sim.compiled.run_figures import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
@@ -338,8 +338,8 @@ def settled(space: Space, settings: Settings) -> Space:
 # ------------------------------------------------------------------------------------------------ the search
 
 
-def tune_world(
-    world: World,
+def tune_experiment(
+    experiment: Experiment,
     kind: str,
     params: TuningParams,
     *,
@@ -356,10 +356,10 @@ def tune_world(
         InputError: unknown kind; a floor that no width tuple reaches.
         FloorError: the floor can't be kept on this scenario by this kind.
     """
-    require_possible(world, kind, params)
+    require_possible(experiment, kind, params)
     with search_threads() as workers:
-        evaluator = Evaluator(world, params, workers, memo, on_progress)
-        space = space_of(world, kind, params)
+        evaluator = Evaluator(experiment, params, workers, memo, on_progress)
+        space = space_of(experiment, kind, params)
         finalists = _tuples(evaluator) if space is None else _searches(kind, space, evaluator)
         winner, final_scores = evaluate_finalists(finalists, evaluator)
         figures = winner.matched or next(each.figures for each in final_scores if each.finalist is winner)
@@ -370,23 +370,23 @@ def tune_world(
         return Tuned(kind, params, winner, figures, searches, final_scores, evaluator.spent)
 
 
-def require_possible(world: World, kind: str, params: TuningParams) -> None:
+def require_possible(experiment: Experiment, kind: str, params: TuningParams) -> None:
     """Raise `InputError` for an unknown kind, several models, or a floor that no width tuple reaches."""
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
-    if models := world.cluster.router.models:
+    if models := experiment.cluster.router.models:
         problem = f"a rule is tuned for one model, here are {len(models)}; take ladder or compass as they ship"
-        raise InputError(world.scenario.name, "model", problem)
-    best = max(world.held_top1.values())
+        raise InputError(experiment.scenario.name, "model", problem)
+    best = max(experiment.held_top1.values())
     if params.floor > best:
         problem = f"{params.floor:g} is above the most accurate width tuple that the servers can hold"
         problem = f"{problem}; possible is up to {best:.4f}"
-        raise InputError(world.scenario.name, "--floor", problem)
+        raise InputError(experiment.scenario.name, "--floor", problem)
 
 
-def space_of(world: World, kind: str, params: TuningParams) -> Space | None:
+def space_of(experiment: Experiment, kind: str, params: TuningParams) -> Space | None:
     """Return the space to search; None if all candidates can be evaluated."""
-    space: Space | None = KINDS[kind].load().space(world.context, params.floor)
+    space: Space | None = KINDS[kind].load().space(experiment.context, params.floor)
     if space is None or not _keeps_classes(kind, params):
         return space
     plain = space.spec
@@ -492,7 +492,7 @@ def _generation(
 
     scores = evaluator.measure_all(specs, runs, early if halves else None)
     costs = np.full(len(candidates), inf)
-    costs[list(scores)] = [cost(each) for each in scores.values()]
+    costs[list(scores)] = [cost(score) for score in scores.values()]
     return costs, lacking(next(iter(scores.values())), params)
 
 
@@ -521,7 +521,9 @@ def _matched(
 
 
 def _too_low(kind: str, evaluator: Evaluator, most: float) -> str:
-    problem = f"{kind}: no setting keeps an accuracy of {evaluator.params.floor:g} on {evaluator.world.scenario.name}"
+    problem = (
+        f"{kind}: no setting keeps an accuracy of {evaluator.params.floor:g} on {evaluator.experiment.scenario.name}"
+    )
     return f"{problem}; the most was {most:.4f}. Lower the floor (tuning.floor), or name this router nowhere"
 
 
@@ -581,13 +583,13 @@ def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> t
 # ------------------------------------------------------------------------------------------------------------ the floor
 
 
-def params_of(world: World) -> TuningParams:
+def params_of(experiment: Experiment) -> TuningParams:
     """Return the scenario's settings for tuning rules; a floor that it does not name is the untuned ladder's.
 
     Raises:
         InputError: energy without a limit of the p99 latency: the longest wait would have the least.
     """
-    scenario = world.scenario
+    scenario = experiment.scenario
     section, limit_s = scenario.tuning, scenario.slo.p99_limit_s
     if section.objective == "energy" and limit_s is None:
         problem = "energy needs a limit of the p99 latency; add slo.p99_limit_s"
@@ -595,13 +597,13 @@ def params_of(world: World) -> TuningParams:
     floors = tuple(each.floor or 0.0 for each in scenario.classes)
     settings = section.model_dump() | {"floor": max(floors, default=section.floor or 0.0), "class_floors": floors}
     params = TuningParams(**settings, seed=scenario.seed, p99_limit_s=limit_s)
-    return params if floors or section.floor is not None else replace(params, floor=natural_floor(world, params))
+    return params if floors or section.floor is not None else replace(params, floor=natural_floor(experiment, params))
 
 
-def natural_floor(world: World, params: TuningParams) -> float:
+def natural_floor(experiment: Experiment, params: TuningParams) -> float:
     """Return what the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
     with search_threads() as workers:
-        evaluator = Evaluator(world, params, workers)
+        evaluator = Evaluator(experiment, params, workers)
         scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(params.matching_runs)])
     step = 0.1 * POINT
     return round(int(-shortfall(scores, 0.0) * POINT / step) * step, 6)

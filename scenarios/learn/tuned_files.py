@@ -12,13 +12,13 @@ from kit.strict import with_paths
 from policies.router_kinds import CONTROLLED
 from policies.rules.rule_params import POINT, FixedRule, RuleSpec
 from policies.rules.rule_parts import ControlSpec
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_routers import MADE_WITH, deciding_in
 from scenarios.files.router_files import write_rule
 from scenarios.learn.evaluator import Decisions, Evaluator, OnMeasured, TuningParams, search_threads
 from scenarios.learn.tune import Tuned, able_tuples, options_of, require_possible, space_of
 from scenarios.metrics.failure_signs import LIMIT
 from scenarios.terminal.progress import Progress, Say
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_routers import MADE_WITH, deciding_in
 
 USUAL_TRIES: Final = 5  # of accuracy matching, each on all its runs
 LOW: Final = 0.001  # of accuracy: a larger shortfall from the floor on other runs is reported
@@ -27,7 +27,7 @@ LOW: Final = 0.001  # of accuracy: a larger shortfall from the floor on other ru
 def save_tuned(
     path: Path,
     tuned: Tuned,
-    world: World,
+    experiment: Experiment,
     scenario: str,
     *,
     wall_s: float | None = None,
@@ -45,10 +45,10 @@ def save_tuned(
     params, spec = tuned.params, tuned.spec
     if params.control and tuned.kind in CONTROLLED:
         spec = spec.model_copy(update={"control": ControlSpec()})  # goals to keep: those of the operator
-    making = {"command": command or train_command(scenario, tuned.kind, params), **_making(tuned, world)}
+    making = {"command": command or train_command(scenario, tuned.kind, params), **_making(tuned, experiment)}
     making["wall_s"] = None if wall_s is None else round(wall_s, 1)
     if is_of_a_run:
-        making[MADE_WITH] = dict(world.made_with)
+        making[MADE_WITH] = dict(experiment.made_with)
     write_rule(path, spec.model_copy(update={"made_by": making}))
 
 
@@ -64,13 +64,13 @@ def train_command(scenario: str, kind: str, params: TuningParams) -> str:
     return shlex.join(["slimsched", "train", scenario, "--router", kind, *changes])
 
 
-def _making(tuned: Tuned, world: World) -> dict[str, Any]:
+def _making(tuned: Tuned, experiment: Experiment) -> dict[str, Any]:
     params = tuned.params
-    load = with_paths(world.scenario, lambda path: Path(path).name)  # files by their names alone
+    load = with_paths(experiment.scenario, lambda path: Path(path).name)  # files by their names alone
     keys = {"workload", "faults", "duration_s"}
     return {
-        "devices": list(world.device_names),
-        "deciding": deciding_in(world.cluster),
+        "devices": list(experiment.device_names),
+        "deciding": deciding_in(experiment.cluster),
         "load": load.model_dump(mode="json", include=keys, exclude_defaults=True),
         "floor": params.floor,
         **({"class_floors": params.class_floors} if params.class_floors else {}),
@@ -121,7 +121,7 @@ def tuned_text(tuned: Tuned) -> str:
 # ------------------------------------------------------------------------------------------------- what it will take
 
 
-def expected_decisions(world: World, kind: str, params: TuningParams) -> Decisions:
+def expected_decisions(experiment: Experiment, kind: str, params: TuningParams) -> Decisions:
     """Return about what tuning will simulate, from a run of each slice with the router that the search begins with.
 
     Others make larger or smaller micro-batches, searches settle early, and accuracy matching takes more tries or fewer.
@@ -129,16 +129,16 @@ def expected_decisions(world: World, kind: str, params: TuningParams) -> Decisio
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.
     """
-    require_possible(world, kind, params)
-    space = space_of(world, kind, params)
+    require_possible(experiment, kind, params)
+    space = space_of(experiment, kind, params)
     with search_threads() as workers:
-        evaluator = Evaluator(world, params, workers)
+        evaluator = Evaluator(experiment, params, workers)
         tuples = able_tuples(evaluator, evaluator.params.floor)
         spec: RuleSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
         runs = [evaluator.trace_slice(f"expected:{part}", part) for part in range(params.episodes)]
         evaluator.measure([(spec, run) for run in runs])
     slices = evaluator.decisions
-    full = params.matching_runs * slices / params.episodes * max(1.0, world.scenario.duration_s / params.episode_s)
+    full = params.matching_runs * slices / params.episodes * max(1.0, experiment.scenario.duration_s / params.episode_s)
     halved = (1 + max(params.episodes - 1, 0) / 2) / params.episodes  # half of the options have the first run alone
     options = round(halved * slices) * sum(len(each) for _, each in options_of(spec, evaluator))
     if space is None:
@@ -152,9 +152,11 @@ def expected_decisions(world: World, kind: str, params: TuningParams) -> Decisio
 
 
 @contextmanager
-def announced(world: World, kind: str, params: TuningParams, *, say: Say, quiet: bool) -> Iterator[OnMeasured]:
+def announced(
+    experiment: Experiment, kind: str, params: TuningParams, *, say: Say, quiet: bool
+) -> Iterator[OnMeasured]:
     """Print what is expected, and show a bar over all of it, which is updated with what was simulated so far."""
-    expected = expected_decisions(world, kind, params)
+    expected = expected_decisions(experiment, kind, params)
     say(f"tune {kind}: about {expected.text}")
     spent = Decisions()
     with Progress(f"tune {kind}", expected.in_all, unit="decision", quiet=quiet) as bar:

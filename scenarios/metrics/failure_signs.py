@@ -111,7 +111,7 @@ def context_of(cluster: ClusterSpec, costs: CostModel) -> SignatureContext:
         for server, speed in zip(cluster.servers, speeds, strict=True)
     )
     narrowest = min(prior((widths[0],) * config.segments) for widths in config.model_widths)
-    return SignatureContext(config.segments, narrowest, max(prior.top1.values()), servers)
+    return SignatureContext(config.segments, narrowest, max(prior.accuracies.values()), servers)
 
 
 def _image_s(cluster: ClusterSpec, costs: CostModel, server: int) -> float:

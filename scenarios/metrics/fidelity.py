@@ -52,11 +52,11 @@ PREDICTED: Final = (_LATENCY, MEASURES["latency_p99_s"])
 _ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
 
 
-class Worlds(TypedDict, Generic[T]):
+class Sides(TypedDict, Generic[T]):
     """The same thing in simulation and on executors."""
 
     simulated: T
-    hardware: T
+    executors: T
 
 
 class BackgroundShares(TypedDict):
@@ -76,10 +76,10 @@ class ClockRow(TypedDict):
 
 
 class ValidationRun(TypedDict):
-    """One hardware run and its paired simulation, as `validate` leaves them: both of one router and seed.
+    """One executor run and its paired simulation, as `validate` leaves them: both of one router and seed.
 
     `backlog_growth` is of saturated runs: by how much the backlog grew, as a share of what arrived. `slowdown` is how
-    many times as long as at full speed the devices took during the hardware run (their paired simulation replays it),
+    many times as long as at full speed the devices took during the executor run (their paired simulation replays it),
     the mean over the readings; null without readings. `background_load` is null if it was not measured. `clocks` are
     those of servers on other hosts.
     """
@@ -91,8 +91,8 @@ class ValidationRun(TypedDict):
     seed: int
     repeat: int
     simulated: Result
-    hardware: Result
-    backlog_growth: Worlds[float] | None
+    executors: Result
+    backlog_growth: Sides[float] | None
     slowdown: float | None
     background_load: BackgroundShares | None
     clocks: list[ClockRow]
@@ -112,7 +112,7 @@ class PairDocument(TypedDict):
     repeat: int
     predicted: Ranges
     simulated: Result
-    hardware: Result
+    executors: Result
     error_pct: dict[str, float | None]
     not_applicable: dict[str, str]
     background_load: BackgroundShares | None
@@ -129,10 +129,10 @@ class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
     `predicted` is the mean of the seeds' ranges, `error_pct` of its median compared with the mean that was measured
-    (the bias of the model). Intervals of `hardware` are over seeds, with the repeats of each averaged; over the repeats
-    of one trace if there is one seed. `background_load`, `lateness_s` and `cpu` are those of the run with the most of
-    it. If more than 1 % is unserved in simulation or on hardware, nothing is judged: latencies are of the served alone.
-    `stages_s` are mean seconds an image spent in each stage, null if that is not known.
+    (the bias of the model). Intervals of `executors` are over seeds, with the repeats of each averaged; over the
+    repeats of one trace if there is one seed. `background_load`, `lateness_s` and `cpu` are those of the run with the
+    most of it. If more than 1 % is unserved in simulation or on executors, nothing is judged: latencies are of the
+    served alone. `stages_s` are mean seconds an image spent in each stage, null if that is not known.
     """
 
     router: str
@@ -141,17 +141,17 @@ class Row(TypedDict):
     seeds: list[int]
     repeats: int
     predicted: Ranges
-    hardware: dict[str, MeanInterval]
+    executors: dict[str, MeanInterval]
     measured: dict[str, Span | None]
     coverage: dict[str, Coverage | None]
     error_pct: dict[str, float | None]
     case: dict[str, Case | None]
-    stages_s: Worlds[dict[str, float] | None]
+    stages_s: Sides[dict[str, float] | None]
     slowdown: MeanInterval
     background_load: BackgroundShares | None
     lateness_s: Lateness | None
     cpu: Cpu | None
-    served: Worlds[Served]
+    served: Sides[Served]
 
 
 class SaturatedRow(TypedDict):
@@ -172,14 +172,14 @@ class SaturatedRow(TypedDict):
     background_load: BackgroundShares | None
     lateness_s: Lateness | None
     cpu: Cpu | None
-    served: Worlds[Served]
+    served: Sides[Served]
 
 
 class RankCorrelation(TypedDict):
     """Kendall's tau of the routers' mean latencies at one load.
 
-    `separated`: over pairs whose latencies on the hardware differ significantly, seed by seed and repeat by repeat.
-    `left_out`: routers that leave more than 1 % unserved in simulation or on hardware.
+    `separated`: over pairs whose latencies on executors differ significantly, seed by seed and repeat by repeat.
+    `left_out`: routers that leave more than 1 % unserved in simulation or on executors.
     """
 
     load: float | None
@@ -206,7 +206,7 @@ class FarApart(TypedDict):
     """All runs that can be judged are more than 50 % from their paired simulations.
 
     Attributes:
-        made, planned: hardware runs; if fewer were made the validation was stopped.
+        made, planned: executor runs; if fewer were made the validation was stopped.
         kept: the file of the run folder that holds those that were made.
     """
 
@@ -245,40 +245,40 @@ def is_busy(load: BackgroundShares | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OtherLoads:
-    """A server that loaded other instances in simulation than on hardware, over all pairs of runs."""
+    """A server that loaded other instances in simulation than on executors, over all pairs of runs."""
 
     server: str
     simulated: int
-    hardware: int
+    executors: int
 
 
 def other_loads(validation: ValidationDocument) -> list[OtherLoads]:
     """Return servers whose simulated and real loads differ by more than `LOADS_APART`: they served other work."""
     counts: dict[str, list[int]] = {}
     for pair in validation["pairs"]:
-        for simulated, hardware in zip(pair["simulated"]["servers"], pair["hardware"]["servers"], strict=True):
+        for simulated, executors in zip(pair["simulated"]["servers"], pair["executors"]["servers"], strict=True):
             total = counts.setdefault(simulated["name"], [0, 0])
             total[0] += simulated["loads"]
-            total[1] += hardware["loads"]
+            total[1] += executors["loads"]
     return [
         OtherLoads(name, *pair) for name, pair in counts.items() if abs(pair[0] - pair[1]) > LOADS_APART * max(pair)
     ]
 
 
 def was_stopped(validation: ValidationDocument) -> bool:
-    """Return whether hardware runs of the plan were not made, as the first were far from their paired simulations."""
+    """Return whether executor runs of the plan were not made, as the first were far from their paired simulations."""
     far_apart = validation.get("far_apart")
     return far_apart is not None and far_apart["made"] < far_apart["planned"]
 
 
-def is_flagged(worlds: Worlds[Served]) -> bool:
-    """Return whether simulation or hardware leaves too many images unserved."""
-    return leaves_many(worlds["simulated"]) or leaves_many(worlds["hardware"])
+def is_flagged(sides: Sides[Served]) -> bool:
+    """Return whether simulation or executors leaves too many images unserved."""
+    return leaves_many(sides["simulated"]) or leaves_many(sides["executors"])
 
 
-def _served(runs: Sequence[ValidationRun]) -> Worlds[Served]:
-    simulated, hardware = (served([run[world] for run in runs]) for world in ("simulated", "hardware"))
-    return Worlds(simulated=simulated, hardware=hardware)
+def _served(runs: Sequence[ValidationRun]) -> Sides[Served]:
+    simulated, executors = (served([run[side] for run in runs]) for side in ("simulated", "executors"))
+    return Sides(simulated=simulated, executors=executors)
 
 
 Place = tuple[str, float | None, int]
@@ -290,7 +290,7 @@ Predictions = Mapping[Place, Ranges]
 def validate_results(
     runs: Sequence[ValidationRun], power: Provenance, predictions: Predictions = MappingProxyType({})
 ) -> ValidationDocument:
-    """Compare all hardware runs with their simulations; `power` is the source of the hardware's watts."""
+    """Compare all executor runs with their simulations; `power` is the source of the executors' watts."""
     pairs = [run for run in runs if run["kind"] == "pair"]
     saturated = [run for run in runs if run["kind"] == "saturated"]
     assert pairs, "nothing to validate"
@@ -330,13 +330,13 @@ def _worst_clocks(runs: Iterable[ValidationRun]) -> list[ClockRow]:
 
 
 def results_in(validation: ValidationDocument) -> list[Result]:
-    """Return the results of its paired runs, simulated and on hardware."""
-    return [result for pair in validation["pairs"] for result in (pair["simulated"], pair["hardware"])]
+    """Return the results of its paired runs, simulated and on executors."""
+    return [result for pair in validation["pairs"] for result in (pair["simulated"], pair["executors"])]
 
 
 def reference_img_s(saturated: Iterable[ValidationRun]) -> float:
     """Return the rate that all routers sustain: the lowest throughput of any of them on the saturated hardware."""
-    return min(run["hardware"]["throughput_img_s"] for run in saturated)
+    return min(run["executors"]["throughput_img_s"] for run in saturated)
 
 
 def middle_load(loads: Iterable[float | None]) -> float | None:
@@ -366,7 +366,7 @@ def _pair(run: ValidationRun, power: Provenance, predictions: Predictions) -> Pa
         repeat=run["repeat"],
         predicted=predictions.get((run["router"], run["load"], run["seed"]), {}),
         simulated=run["simulated"],
-        hardware=run["hardware"],
+        executors=run["executors"],
         error_pct={measure.stem: _error_pct(run, measure, power) for measure in VALIDATED},
         not_applicable=dict.fromkeys(_ENERGIES, reason) if power in UNMETERED else {},
         background_load=run["background_load"],
@@ -376,20 +376,20 @@ def _pair(run: ValidationRun, power: Provenance, predictions: Predictions) -> Pa
 def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float | None:
     if measure.stem in _ENERGIES and power in UNMETERED:
         return None
-    return change_pct(measure.of(run["simulated"]), measure.of(run["hardware"]))
+    return change_pct(measure.of(run["simulated"]), measure.of(run["executors"]))
 
 
 def _coverage(pairs: Sequence[PairDocument], measure: Measure) -> Coverage | None:
-    return coverage([(pair["predicted"].get(measure.stem), measure.of(pair["hardware"])) for pair in pairs])
+    return coverage([(pair["predicted"].get(measure.stem), measure.of(pair["executors"])) for pair in pairs])
 
 
 def _row(runs: Sequence[ValidationRun], documents: Sequence[PairDocument], power: Provenance) -> Row:
     shares, first = _served(runs), runs[0]
     pairs = [pair for pair in documents if (pair["router"], pair["load"]) == (first["router"], first["load"])]
     measures = [each for each in VALIDATED if each.stem not in _ENERGIES or power not in UNMETERED]
-    predicted = {each.stem: _predicted(pairs, each) for each in measures}
-    hardware = {each.stem: _estimate_of(runs, [each.of(run["hardware"]) for run in runs]) for each in VALIDATED}
-    covered = {each.stem: _coverage(pairs, each) for each in measures}
+    predicted = {measure.stem: _predicted(pairs, measure) for measure in measures}
+    executors = {each.stem: _estimate_of(runs, [each.of(run["executors"]) for run in runs]) for each in VALIDATED}
+    covered = {measure.stem: _coverage(pairs, measure) for measure in measures}
     medians = {stem: None if interval is None else interval["median"] for stem, interval in predicted.items()}
     return Row(
         router=first["router"],
@@ -398,18 +398,18 @@ def _row(runs: Sequence[ValidationRun], documents: Sequence[PairDocument], power
         seeds=list(dict.fromkeys(run["seed"] for run in runs)),
         repeats=len({run["repeat"] for run in runs}),
         predicted=predicted,
-        hardware=hardware,
-        measured={each.stem: _span([each.of(run["hardware"]) for run in runs]) for each in VALIDATED},
+        executors=executors,
+        measured={each.stem: _span([each.of(run["executors"]) for run in runs]) for each in VALIDATED},
         coverage=covered,
-        error_pct={stem: change_pct(median, hardware[stem]["mean"]) for stem, median in medians.items()},
+        error_pct={stem: change_pct(median, executors[stem]["mean"]) for stem, median in medians.items()},
         case={stem: None if is_flagged(shares) else _case(predicted[stem], covered[stem]) for stem in predicted},
         slowdown=estimate([run["slowdown"] for run in runs]),
         background_load=_most((run["background_load"] for run in runs), background_share),
-        lateness_s=_most((run["hardware"]["lateness_s"] for run in runs), lateness_share),
-        cpu=_most((run["hardware"]["cpu"] for run in runs), cpu_share),
-        stages_s=Worlds(
+        lateness_s=_most((run["executors"]["lateness_s"] for run in runs), lateness_share),
+        cpu=_most((run["executors"]["cpu"] for run in runs), cpu_share),
+        stages_s=Sides(
             simulated=_mean_stages([run["simulated"] for run in runs]),
-            hardware=_mean_stages([run["hardware"] for run in runs]),
+            executors=_mean_stages([run["executors"] for run in runs]),
         ),
         served=shares,
     )
@@ -435,24 +435,24 @@ def _case(predicted: Range | None, covered: Coverage | None) -> Case | None:
 
 def farthest_stage(row: Row) -> tuple[str, float] | None:
     """Return the stage that differs most, and by how many seconds an image it was longer on executors."""
-    simulated, hardware = row["stages_s"]["simulated"], row["stages_s"]["hardware"]
-    if simulated is None or hardware is None:
+    simulated, executors = row["stages_s"]["simulated"], row["stages_s"]["executors"]
+    if simulated is None or executors is None:
         return None
-    longer_s = {name: hardware[name] - took_s for name, took_s in simulated.items() if name in hardware}
+    longer_s = {name: executors[name] - took_s for name, took_s in simulated.items() if name in executors}
     return max(longer_s.items(), key=lambda stage: abs(stage[1]), default=None)
 
 
 def replayed_error_pct(row: Row) -> float | None:
     """Return the error of the mean when simulation replays the devices' speed; None if no speed was read."""
-    simulated, hardware = row["stages_s"]["simulated"], row["stages_s"]["hardware"]
-    if row["slowdown"]["mean"] is None or simulated is None or hardware is None:
+    simulated, executors = row["stages_s"]["simulated"], row["stages_s"]["executors"]
+    if row["slowdown"]["mean"] is None or simulated is None or executors is None:
         return None
-    return 100 * (sum(simulated.values()) / sum(hardware.values()) - 1)
+    return 100 * (sum(simulated.values()) / sum(executors.values()) - 1)
 
 
 def _most(values: Iterable[T | None], share: Callable[[T], float]) -> T | None:
     """Return the value of the run that had most of it: a mean would hide one that was disturbed."""
-    return max((each for each in values if each is not None), key=share, default=None)
+    return max((value for value in values if value is not None), key=share, default=None)
 
 
 def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> MeanInterval:
@@ -477,27 +477,27 @@ def _mean_stages(results: Sequence[Result]) -> dict[str, float] | None:
 
 
 def _saturated_row(run: ValidationRun) -> SaturatedRow:
-    simulated, hardware = run["simulated"]["throughput_img_s"], run["hardware"]["throughput_img_s"]
+    simulated, executors = run["simulated"]["throughput_img_s"], run["executors"]["throughput_img_s"]
     growth = run["backlog_growth"]
     assert growth is not None, "told of every saturated run"
     saturated = {
         "simulated": growth["simulated"] >= GROWTH_OF_SATURATION,
-        "hardware": growth["hardware"] >= GROWTH_OF_SATURATION,
+        "executors": growth["executors"] >= GROWTH_OF_SATURATION,
     }
-    error, shares = change_pct(simulated, hardware), _served([run])
+    error, shares = change_pct(simulated, executors), _served([run])
     is_judged = any(saturated.values()) and not is_flagged(shares)
     return SaturatedRow(
         router=run["router"],
         rate_img_s=run["rate_img_s"],
         simulated_img_s=simulated,
-        hardware_img_s=hardware,
+        hardware_img_s=executors,
         error_pct=error,
         target_pct=PROMISED_THROUGHPUT_PCT,
         met=abs(error) <= PROMISED_THROUGHPUT_PCT if is_judged and error is not None else None,
         saturated=saturated,
         background_load=run["background_load"],
-        lateness_s=run["hardware"]["lateness_s"],
-        cpu=run["hardware"]["cpu"],
+        lateness_s=run["executors"]["lateness_s"],
+        cpu=run["executors"]["cpu"],
         served=shares,
     )
 
@@ -528,13 +528,13 @@ def _is_comparable(run: ValidationRun) -> bool:
 
     Not a saturated one, whose latency is that of a backlog, nor one of few images, nor one while a server is down.
     """
-    worlds = run["simulated"], run["hardware"]
-    is_enough = run["simulated"]["images"]["completed"] >= MIN_IMAGES and run["hardware"]["images"]["completed"] > 0
-    return run["kind"] == "pair" and is_enough and not any(result["restarts"] for result in worlds)
+    sides = run["simulated"], run["executors"]
+    is_enough = run["simulated"]["images"]["completed"] >= MIN_IMAGES and run["executors"]["images"]["completed"] > 0
+    return run["kind"] == "pair" and is_enough and not any(result["restarts"] for result in sides)
 
 
 def _far_run(run: ValidationRun) -> FarRun:
-    errors = {each.stem: change_pct(each.of(run["simulated"]), each.of(run["hardware"])) for each in _FAR}
+    errors = {each.stem: change_pct(each.of(run["simulated"]), each.of(run["executors"])) for each in _FAR}
     return FarRun(router=run["router"], load=run["load"], seed=run["seed"], repeat=run["repeat"], error_pct=errors)
 
 
@@ -545,9 +545,9 @@ def _overall_tau(runs: Sequence[ValidationRun], left_out: Set[str]) -> float | N
     """Return the tau over the routers whose simulated and hardware latency is known, each at its mean over all runs."""
     latencies: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        simulated, hardware = run["simulated"]["latency_s"]["mean"], run["hardware"]["latency_s"]["mean"]
-        if simulated is not None and hardware is not None and run["router"] not in left_out:
-            latencies.setdefault(run["router"], []).append((simulated, hardware))
+        simulated, executors = run["simulated"]["latency_s"]["mean"], run["executors"]["latency_s"]["mean"]
+        if simulated is not None and executors is not None and run["router"] not in left_out:
+            latencies.setdefault(run["router"], []).append((simulated, executors))
     means = [np.mean(values, axis=0) for values in latencies.values()]
     return _tau([(float(mean[0]), float(mean[1])) for mean in means])
 
@@ -564,11 +564,11 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
 def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelation:
     left_out = [row["router"] for row in rows if is_flagged(row["served"])]
     latencies_s = {
-        row["router"]: (simulated, hardware)
+        row["router"]: (simulated, executors)
         for row in rows
         if row["router"] not in left_out
         and (simulated := _mean_of(runs, row["router"])) is not None
-        and (hardware := row["hardware"]["latency_mean"]["mean"]) is not None
+        and (executors := row["executors"]["latency_mean"]["mean"]) is not None
     }
     signs = [
         np.sign(latencies_s[first][0] - latencies_s[second][0]) * np.sign(difference)
@@ -593,11 +593,11 @@ def _mean_of(runs: Sequence[ValidationRun], router: str) -> float | None:
 
 
 def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> float | None:
-    """Return the difference of their mean latencies on the hardware, on the same seeds and repeats.
+    """Return the difference of their mean latencies on executors, on the same seeds and repeats.
 
     These had the same arrivals at about the same time. Null if the interval of that difference contains 0.
     """
-    latency_s = {(run["router"], run["seed"], run["repeat"]): run["hardware"]["latency_s"]["mean"] for run in runs}
+    latency_s = {(run["router"], run["seed"], run["repeat"]): run["executors"]["latency_s"]["mean"] for run in runs}
 
     def difference_s(run: ValidationRun) -> float | None:
         one_s, other_s = (latency_s[router, run["seed"], run["repeat"]] for router in (first, second))

@@ -136,7 +136,7 @@ _ALL: Final = (
     _rate("throughput", "Completions in the window per second."),
     _percent("extrapolated_share", "time extrapolated", "extrapolated",
              "Share of the run's time in which a device ran more batches at once than calibration did, so that "
-             "slowdowns were extrapolated; of the worst device. 0 on hardware, and without such a profile.",
+             "slowdowns were extrapolated; of the worst device. 0 on executors, and without such a profile.",
              better="lower"),
     _percent("unmetered_share", "time without a reading", "unmetered",
              "Share of the run's time without energy or power of a device's sensor, which counts as no energy; of the "

@@ -192,15 +192,15 @@ class Plan(OwnDocument):
         """Return one row a router."""
         return [
             {
-                "router": each.router,
-                "role": each.role,
-                "keeps": each.outcome.keeps,
-                "latency_p99_s": each.outcome.latency_p99_s["mean"],
-                "accuracy": each.outcome.accuracy["mean"],
-                "energy_per_image_j": each.outcome.energy_per_image_j["mean"],
-                "carried_img_s": each.carried and each.carried.mean_img_s,
+                "router": router.router,
+                "role": router.role,
+                "keeps": router.outcome.keeps,
+                "latency_p99_s": router.outcome.latency_p99_s["mean"],
+                "accuracy": router.outcome.accuracy["mean"],
+                "energy_per_image_j": router.outcome.energy_per_image_j["mean"],
+                "carried_img_s": router.carried and router.carried.mean_img_s,
             }
-            for each in self.routers
+            for router in self.routers
         ]
 
 

@@ -394,7 +394,7 @@ def _hypervolume(points: Sequence[ParetoPoint], reference: ParetoPoint | None) -
 MIN_RUNS: Final = 5  # of fewer a 95 % interval is hardly known: with three it is 2.2 times as wide as with many
 P99, ENERGY, MEAN = (MEASURES[name] for name in ("latency_p99_s", "energy_per_image_j", "latency_mean_s"))
 
-InWorld = Literal["simulated", "hardware"]
+SideName = Literal["simulated", "executors"]
 
 
 @dataclass(frozen=True)
@@ -534,7 +534,7 @@ def compared(comparison: ComparisonDocument, of: Measure | None = None) -> Ranki
 
 def validated(
     validation: ValidationDocument,
-    world: InWorld,
+    side: SideName,
     *,
     of: Measure | None = None,
     promise: Promise | None = None,
@@ -552,16 +552,16 @@ def validated(
     load = middle_load(row["load"] for row in validation["rows"])
     pairs = [pair for pair in validation["pairs"] if pair["load"] == load]
     if promise is None:
-        promise = Promise.of(pairs[0]["hardware"]["slo"] if pairs else None)
+        promise = Promise.of(pairs[0]["executors"]["slo"] if pairs else None)
     judged, left_out = [], []
     for row in (row for row in validation["rows"] if row["load"] == load):
         its_pairs = [pair for pair in pairs if pair["router"] == row["router"]]
-        values, p99_s = by_run(its_pairs, world, of or promise.objective), by_run(its_pairs, world, P99)
-        accuracy = _accuracy(pairs, its_pairs, world, (long_run or {}).get(row["router"]))
+        values, p99_s = by_run(its_pairs, side, of or promise.objective), by_run(its_pairs, side, P99)
+        accuracy = _accuracy(pairs, its_pairs, side, (long_run or {}).get(row["router"]))
         if is_flagged(row["served"]) or values is None or p99_s is None or accuracy is None:
             left_out.append(row["router"])
         else:
-            of_classes = _class_accuracies([pair[world] for pair in its_pairs])
+            of_classes = _class_accuracies([pair[side] for pair in its_pairs])
             p99_mean_s = float(np.mean(list(p99_s.values())))
             judged.append(RankedRouter(row["router"], accuracy, p99_mean_s, values, of_classes))
     return Ranking.by(promise, judged, left_out)
@@ -576,11 +576,11 @@ def _class_accuracies(runs: Sequence[Result]) -> dict[str, float]:
 
 
 def _accuracy(
-    pairs: Sequence[PairDocument], own: Sequence[PairDocument], world: InWorld, long_run: float | None
+    pairs: Sequence[PairDocument], own: Sequence[PairDocument], side: SideName, long_run: float | None
 ) -> float | None:
-    is_expected = all(pair[each]["expected_accuracy"] is not None for pair in pairs for each in (world, "simulated"))
+    is_expected = all(pair[each]["expected_accuracy"] is not None for pair in pairs for each in (side, "simulated"))
     axis = MEASURES["expected_accuracy" if is_expected else "accuracy"]
-    measured, simulated = (by_run(own, each, axis) for each in (world, "simulated"))
+    measured, simulated = (by_run(own, each, axis) for each in (side, "simulated"))
     if measured is None:
         return None
     reached = float(np.mean(list(measured.values())))
@@ -595,7 +595,7 @@ def long_run_accuracies(comparison: ComparisonDocument | None) -> dict[str, floa
     return {row["router"]: MEASURES["expected_accuracy"].of(row)["mean"] for row in rows}
 
 
-def by_run(pairs: Sequence[PairDocument], world: InWorld, measure: Measure) -> dict[int, float] | None:
+def by_run(pairs: Sequence[PairDocument], side: SideName, measure: Measure) -> dict[int, float] | None:
     """Return a router's values, or None if one is missing.
 
     Repeats of one trace are not independent: over seeds, each is the mean of its repeats; of one seed, by repeat.
@@ -603,7 +603,7 @@ def by_run(pairs: Sequence[PairDocument], world: InWorld, measure: Measure) -> d
     is_one = len({pair["seed"] for pair in pairs}) == 1
     values: dict[int, list[float]] = {}
     for pair in pairs:
-        if (value := measure.of(pair[world])) is None:
+        if (value := measure.of(pair[side])) is None:
             return None
         values.setdefault(pair["repeat"] if is_one else pair["seed"], []).append(value)
     return {run: float(np.mean(of)) for run, of in values.items()}

@@ -47,7 +47,7 @@ from scenarios.metrics.slo import (
     window_edges_ns,
 )
 
-Mode = Literal["simulation", "hardware"]
+Mode = Literal["simulation", "executors"]
 Simulator = Literal["simpy", "compiled"]
 End = Literal["drain", "cut"]
 Engine = Literal[Simulator, "torch", "emulated"]
@@ -200,7 +200,7 @@ class Result(TypedDict):
     Attributes:
         end: what happened to requests in flight at the horizon: worked off, or cut off there.
         extrapolated_share: of the time, the largest over devices, in which more batches ran at once than the device's
-            profile was measured with; 0 on hardware.
+            profile was measured with; 0 on executors.
         unmetered_share: of the time, the largest over devices, for which the device's sensor reported nothing: no
             energy counts for it; 0 in simulation.
         signatures: failures that the run shows; null if none were looked for.

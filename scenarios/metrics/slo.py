@@ -50,14 +50,14 @@ class Slo:
     def of(cls, scenario: Scenario) -> Slo:
         """Return a scenario's `slo`; if that names no floor, the one that its routers are tuned to keep."""
         goals = scenario.slo.goals(scenario.tuning.floor)
-        first = [each for each in goals if each.at_s <= 0.0][-1]
-        later = [each for each in goals if each.at_s > 0.0]
+        first = [goal for goal in goals if goal.at_s <= 0.0][-1]
+        later = [goal for goal in goals if goal.at_s > 0.0]
         changes = [each for before, each in pairwise((first, *later)) if _promised(each) != _promised(before)]
         has_floor, has_limit = (any(each[kind] for each in (first, *changes)) for kind in (1, 2))
         return cls(
             first.floor if has_floor else None,
             first.p99_limit_s if has_limit else None,
-            tuple((each.at_s, each.floor, each.p99_limit_s) for each in changes),
+            tuple((change.at_s, change.floor, change.p99_limit_s) for change in changes),
             scenario.tuning.objective,
             tuple(cls(each.floor, each.p99_limit_s) for each in scenario.classes),
         )
@@ -164,8 +164,8 @@ class Judged:
         """Return what keeps every part that counts."""
         if not parts:
             return None
-        is_kept = np.logical_and.reduce([each.is_kept | ~each.counts for each in parts])
-        return cls(is_kept, np.logical_or.reduce([each.counts for each in parts]))
+        is_kept = np.logical_and.reduce([part.is_kept | ~part.counts for part in parts])
+        return cls(is_kept, np.logical_or.reduce([part.counts for part in parts]))
 
     @property
     def share(self) -> float | None:

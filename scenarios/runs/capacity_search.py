@@ -15,13 +15,13 @@ from policies.faults import NO_PREDICTION
 from policies.interfaces import RoutingPolicy
 from policies.run_records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns, RunColumns
 from policies.vocabulary import NS_PER_S
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.scenario_keys import PoissonWorkload, ServerDownFault
 from scenarios.metrics.failure_signs import LIMIT
 from scenarios.metrics.result_documents import Capacity, ClassCarried, FallenRate
 from scenarios.metrics.run_result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.slo import NO_SLO, P99, ROUNDING, Slo, has_floor
 from scenarios.metrics.statistics import NEW_RUNS, range_of_new_runs
-from scenarios.world.resolved_scenario import World
 
 GROWTH_LIMIT = 0.03  # of the second half's arrivals: more backlog than that is growth, not noise
 NOISE_IMAGES = 30
@@ -71,11 +71,11 @@ class TriedRate:
 
     def kept(self, slo: Slo) -> list[RateReading]:
         """Return the readings at which the rate is sustained."""
-        return [each for each in self.readings if each.keeps(slo)]
+        return [reading for reading in self.readings if reading.keeps(slo)]
 
     def missed(self, slo: Slo) -> RateReading:
         """Return the first reading at which the rate is not sustained."""
-        return next(each for each in self.readings if not each.keeps(slo))
+        return next(reading for reading in self.readings if not reading.keeps(slo))
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class Search:
     is_checked: bool = False
 
 
-def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> RateReading:
-    """Run at `scale` times the world's rate; steady if its second half ends with about the backlog it began with.
+def read(experiment: Experiment, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> RateReading:
+    """Run at `scale` times the experiment's rate; steady if its second half ends with about the backlog it began with.
 
     A backlog kept small by dropping images does not count as steady: no more than `LIMIT` of what arrived then may fail
     (except for what only planned faults cause).
     """
-    run = world.run_spec(seed, duration_s=search.duration_s, scale=scale, detail=False, end="cut")
-    simulation = world.simulation(run, search.engine)
+    run = experiment.run_spec(seed, duration_s=search.duration_s, scale=scale, detail=False, end="cut")
+    simulation = experiment.simulation(run, search.engine)
     simulation.finish(policy, stream(seed, f"router:{search.router}"))
     columns = simulation.columns()
     requests, half_ns = columns.requests, run.horizon_ns // 2
@@ -118,22 +118,22 @@ def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: S
     for number, class_slo in enumerate(search.slo.classes):
         class_requests = requests.where(class_of == number)
         p99_s = p99_of(class_requests, half_ns, class_slo.p99_limit_s)
-        classes.append(RateReading(is_steady, p99_s, _accuracy(class_requests, half_ns, world)))
+        classes.append(RateReading(is_steady, p99_s, _accuracy(class_requests, half_ns, experiment)))
     completed = requests.status == COMPLETED
     joules = energy_per_image(columns.devices, columns.ended_ns / NS_PER_S, int(np.count_nonzero(completed)))
     return RateReading(
         is_steady=is_steady,
         p99_s=p99_of(requests, half_ns, search.slo.p99_limit_s),
-        accuracy=_accuracy(requests, half_ns, world),
+        accuracy=_accuracy(requests, half_ns, experiment),
         energy_per_image_j=joules["total"],
         classes=tuple(classes),
     )
 
 
-def _accuracy(requests: RequestColumns, half_ns: int, world: World) -> float | None:
+def _accuracy(requests: RequestColumns, half_ns: int, experiment: Experiment) -> float | None:
     """Return the accuracy, by the table, of what was completed in the second half."""
     completed = (requests.status == COMPLETED) & (requests.finished_ns > half_ns)
-    return expected_accuracy_of(requests, completed, world.accuracy.prior)
+    return expected_accuracy_of(requests, completed, experiment.accuracy.prior)
 
 
 def _is_steady(columns: RunColumns, half_ns: int) -> bool:
@@ -161,11 +161,11 @@ def p99_of(requests: RequestColumns, half_ns: int, limit_s: float | None) -> flo
 
 
 def capacity(
-    world: World,
+    experiment: Experiment,
     policy: Callable[[], RoutingPolicy],
     search: Search,
     *,
-    read: Callable[[World, RoutingPolicy, float, int, Search], RateReading] = read,
+    read: Callable[[Experiment, RoutingPolicy, float, int, Search], RateReading] = read,
     on_progress: Callable[[TriedRate], None] = lambda tried: None,
 ) -> Capacity:
     """Bisect on stability (not on overload throughput, which falls as the rate rises), and on what else is asked.
@@ -179,18 +179,18 @@ def capacity(
     whatever moves there.
 
     Args:
-        read: returns what one run shows, by world, router, scale of the rate, seed and search.
+        read: returns what one run shows, by experiment, router, scale of the rate, seed and search.
 
     Raises:
         InputError: no width tuple is as accurate as the floor.
         WorkError: no rate keeps what is asked, down to a thousandth of the estimated capacity.
     """
-    world = without(under_poisson(world), search.lost)
-    _require_possible(world, search.slo)
-    first_img_s, tries = world.capacity_img_s, list[TriedRate]()
+    experiment = without(under_poisson(experiment), search.lost)
+    _require_possible(experiment, search.slo)
+    first_img_s, tries = experiment.capacity_img_s, list[TriedRate]()
 
     def run(rate_img_s: float, seed: int) -> RateReading:
-        return read(world, policy(), rate_img_s / first_img_s, seed, search)
+        return read(experiment, policy(), rate_img_s / first_img_s, seed, search)
 
     def attempt(rate_img_s: float) -> TriedRate:
         trial = _try_rate(rate_img_s, partial(run, rate_img_s), search)
@@ -198,20 +198,20 @@ def capacity(
         on_progress(trial)
         return trial
 
-    low, high = _bracket(attempt, first_img_s, _least_img_s(world, search), search.precision)
+    low, high = _bracket(attempt, first_img_s, _least_img_s(experiment, search), search.precision)
     if low is None:
-        raise WorkError(f"{search.router}: {_why_none(tries, search.slo, world)}")
+        raise WorkError(f"{search.router}: {_why_none(tries, search.slo, experiment)}")
     unused = range(max(search.seeds) + 1, max(search.seeds) + 1 + NEW_RUNS)
     shares = CHECKS if search.is_checked else ()
     checks = [FallenRate(share * low.rate_img_s, seed) for share in shares for seed in unused[:2]]
-    fell = [each for each in checks if not run(each.rate_img_s, each.seed).keeps(search.slo)]
+    fell = [check for check in checks if not run(check.rate_img_s, check.seed).keeps(search.slo)]
     is_promised = search.is_checked and search.slo.p99_limit_s is not None
     new = [run(low.rate_img_s, seed) for seed in unused] if is_promised else []
     return Capacity(
         engine=search.engine,
         duration_s=search.duration_s,
         router=search.router,
-        workload=world.scenario.workload.kind,
+        workload=experiment.scenario.workload.kind,
         seeds=search.seeds,
         stable_img_s=low.rate_img_s,
         unstable_img_s=high.rate_img_s,
@@ -224,7 +224,7 @@ def capacity(
         p99_range_s=range_of_new_runs([each.p99_s for each in new]) if new else None,
         accuracy=_mean(each.accuracy for each in low.kept(search.slo)),
         energy_per_image_j=_mean(each.energy_per_image_j for each in low.kept(search.slo)),
-        classes=_classes_at(low, world.scenario.class_names, search.slo),
+        classes=_classes_at(low, experiment.scenario.class_names, search.slo),
     )
 
 
@@ -250,8 +250,8 @@ def _classes_at(rate: TriedRate, names: Sequence[str], slo: Slo) -> dict[str, Cl
         name: ClassCarried(
             floor=class_slo.floor,
             p99_limit_s=class_slo.p99_limit_s,
-            p99_s=_mean(each.classes[number].p99_s for each in readings),
-            accuracy=_mean(each.classes[number].accuracy for each in readings),
+            p99_s=_mean(reading.classes[number].p99_s for reading in readings),
+            accuracy=_mean(reading.classes[number].accuracy for reading in readings),
         )
         for number, (name, class_slo) in enumerate(zip(names, slo.classes, strict=True))
     }
@@ -275,49 +275,51 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-def _least_img_s(world: World, search: Search) -> float:
+def _least_img_s(experiment: Experiment, search: Search) -> float:
     """Return the lower end of the search: the fewer images a run has, the less it shows, least of all of a p99."""
     least = 0.0 if search.slo == NO_SLO else MIN_IMAGES / search.duration_s
-    return max(1e-3 * world.capacity_img_s, least)
+    return max(1e-3 * experiment.capacity_img_s, least)
 
 
-def _require_possible(world: World, slo: Slo) -> None:
-    best = max(world.held_top1.values())
+def _require_possible(experiment: Experiment, slo: Slo) -> None:
+    best = max(experiment.held_top1.values())
     if slo.floor is not None and slo.floor > best + ROUNDING:
         problem = f"{slo.floor:g} is beyond the most accurate width tuple that the servers can hold"
-        raise InputError("--floor", "", f"{problem}; allowed is up to {best:.4f}")
+        raise InputError("--floor", "", f"{problem}; expected up to {best:.4f}")
 
 
-def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
+def _why_none(tries: Sequence[TriedRate], slo: Slo, experiment: Experiment) -> str:
     """Describe what was not kept even at the lowest rate, and the nearest to it that was seen at any."""
     lowest = min(tries, key=lambda each: each.rate_img_s)
-    if not all(each.is_steady for each in lowest.readings):
+    if not all(reading.is_steady for reading in lowest.readings):
         return f"no stable rate above {lowest.rate_img_s:.3g} images/s"
     readings = [(run, each.rate_img_s) for each in tries for run in each.readings]
     parts = []
-    if not all(each.keeps_limit(slo) for each in lowest.readings) and slo.p99_limit_s is not None:
+    if not all(reading.keeps_limit(slo) for reading in lowest.readings) and slo.p99_limit_s is not None:
         text = f"no rate keeps a p99 of {slo.p99_limit_s * 1000:g} ms"
         if p99s := [(run.p99_s, rate_img_s) for run, rate_img_s in readings if run.p99_s is not None]:
             text += f": the lowest seen is {min(p99s)[0] * 1000:.2f} ms, at {min(p99s)[1]:.4g} images/s"
         parts.append(f"{text}; allow more with --p99, or take narrower widths")
-    if not all(each.keeps_floor(slo) for each in lowest.readings) and slo.floor is not None:
+    if not all(reading.keeps_floor(slo) for reading in lowest.readings) and slo.floor is not None:
         text = f"no rate keeps an accuracy of {100 * slo.floor:g} %"
         if accuracies := [(run.accuracy, rate_img_s) for run, rate_img_s in readings if run.accuracy is not None]:
             text += f": the highest seen is {100 * max(accuracies)[0]:.2f} %, at {max(accuracies)[1]:.4g} images/s"
-        best = 100 * max(world.held_top1.values())
+        best = 100 * max(experiment.held_top1.values())
         parts.append(f"{text} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")
     if not parts:
         parts.append("no rate keeps what each class is promised; promise less (classes), or take another router")
     return "; ".join(parts)
 
 
-def under_poisson(world: World) -> World:
+def under_poisson(experiment: Experiment) -> Experiment:
     """Return the same cluster under Poisson arrivals at its estimated capacity, without faults."""
-    workload = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
-    return replace(world, scenario=world.scenario.model_copy(update={"workload": workload, "faults": ()}))
+    workload = PoissonWorkload(kind="poisson", rate_img_s=experiment.capacity_img_s)
+    return replace(experiment, scenario=experiment.scenario.model_copy(update={"workload": workload, "faults": ()}))
 
 
-def without(world: World, servers: Sequence[str]) -> World:
-    """Return the same world with these servers down from the first moment on; a router sees that they are."""
+def without(experiment: Experiment, servers: Sequence[str]) -> Experiment:
+    """Return the same experiment with these servers down from the first moment on; a router sees that they are."""
     lost = (ServerDownFault(kind="server_down", server=name, start_s=0.0) for name in servers)
-    return replace(world, scenario=world.scenario.model_copy(update={"faults": (*world.scenario.faults, *lost)}))
+    return replace(
+        experiment, scenario=experiment.scenario.model_copy(update={"faults": (*experiment.scenario.faults, *lost)})
+    )

@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 from kit.errors import InputError, WorkError
 from policies.interfaces import tuples_within
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.scenario_keys import ClassSection, GammaWorkload, PoissonWorkload, Scenario
 from scenarios.metrics.result_documents import Bound, Oracle
-from scenarios.world.resolved_scenario import World
 from sim.device_tables import DeviceTables, KeyTable
 
 if TYPE_CHECKING:
@@ -117,42 +117,42 @@ class FluidModel:
 
     def __init__(
         self,
-        world: World,
+        experiment: Experiment,
         widths: Sequence[float] = (),
         on_solved: Callable[[], None] = lambda: None,
         classes: Sequence[ClassSection] = (),
     ) -> None:
-        self.world, config = world, world.cluster.router
+        self.experiment, config = experiment, experiment.cluster.router
         self._class_floors = {each.name: each.floor or 0.0 for each in classes}
         self._on_solved = on_solved
-        self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
+        self.idle_w = sum(tables.context_idle_mw for tables in experiment.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
         groups = [tuple(width for width in model if width in allowed) for model in config.model_widths]
-        shares = [each.share for each in classes or (world.scenario.classes if config.models else ())]
-        require_solvable(world, len(allowed), max(1, len(shares)))
+        shares = [each.share for each in classes or (experiment.scenario.classes if config.models else ())]
+        require_solvable(experiment, len(allowed), max(1, len(shares)))
         models = config.class_models[: len(shares) or 1]
         of_class = [tuples_within([groups[model]], config.segments) for model in models]
         tuples = [each for of_one in of_class for each in of_one]
         class_of = np.repeat(np.arange(len(of_class)), [len(of_one) for of_one in of_class])
-        self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
-        kinds = kinds_of(world)
+        self.accuracies = np.array([experiment.accuracy.prior(each) for each in tuples])
+        kinds = kinds_of(experiment)
         served = [groups[model] for model in sorted(set(models))]
-        runs = list(_runs(world, kinds, served))
-        moves = list(_moves(world, kinds, tuple(width for group in served for width in group)))
-        self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
+        runs = list(_runs(experiment, kinds, served))
+        moves = list(_moves(experiment, kinds, tuple(width for group in served for width in group)))
+        self.best = max((experiment.held_top1[each] for each in tuples if each in experiment.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
             np.zeros(len(tuples)), [run.latency_s for run in runs], [move.latency_s for move in moves]
         ])  # fmt: skip
         self._joules = np.concatenate([np.zeros(len(tuples)), [run.joules for run in runs], np.zeros(len(moves))])
         self._balances = self._matrix([*_balances(tuples, runs, moves), *_shares(shares, class_of.tolist())])
-        self._limits = self._matrix(_limits(world, kinds, tuples, runs, moves))
+        self._limits = self._matrix(_limits(experiment, kinds, tuples, runs, moves))
         self._floors = np.zeros((0, self._count))
         if classes:
             self._floors = np.zeros((len(classes), self._count))
             for number, floor in enumerate(self._class_floors.values()):
                 of_one = np.flatnonzero(class_of == number)
-                self._floors[number, of_one] = floor - NEARLY - self.top1[of_one]
+                self._floors[number, of_one] = floor - NEARLY - self.accuracies[of_one]
 
     def capacity_img_s(self, accuracy: float = 0.0) -> float:
         """Return the largest rate at which a mean accuracy can be had."""
@@ -170,7 +170,7 @@ class FluidModel:
 
     def best_accuracy(self, rate_img_s: float) -> float:
         """Return the highest mean accuracy at which a rate can be sustained; raises `WorkError` beyond the capacity."""
-        gain = np.concatenate([self.top1, np.zeros(self._count - self._tuples)])
+        gain = np.concatenate([self.accuracies, np.zeros(self._count - self._tuples)])
         return -self._solve(-gain, 0.0, rate_img_s) / rate_img_s
 
     def bound(self, accuracy: float, rate_img_s: float | None) -> Bound:
@@ -181,7 +181,7 @@ class FluidModel:
         """
         if accuracy > self.best + NEARLY:
             problem = f"{accuracy:g} is beyond the most accurate width tuple that the servers can hold"
-            raise InputError("slo.floor", "", f"{problem}; allowed is up to {self.best:.4f}")
+            raise InputError("slo.floor", "", f"{problem}; expected up to {self.best:.4f}")
         accuracy = min(accuracy, self.best)
         capacity_img_s = self.capacity_img_s(accuracy)
         if rate_img_s is None or rate_img_s > capacity_img_s:
@@ -220,7 +220,7 @@ class FluidModel:
         from scipy.optimize import linprog
         from scipy.sparse import csr_array, vstack
 
-        missing = np.concatenate([accuracy - NEARLY - self.top1, np.zeros(self._count - self._tuples)])
+        missing = np.concatenate([accuracy - NEARLY - self.accuracies, np.zeros(self._count - self._tuples)])
         below, levels = csr_array(np.vstack([missing, self._floors])), np.zeros(1 + len(self._floors))
         if limited:
             below, levels = vstack([below, self._limits]), np.append(levels, np.ones(self._limits.shape[0]))
@@ -248,57 +248,57 @@ def _beside(work: Callable[[], Any]) -> Any:
     return future.result()
 
 
-def require_solvable(world: World, widths: int | None = None, classes: int = 1) -> None:
+def require_solvable(experiment: Experiment, widths: int | None = None, classes: int = 1) -> None:
     """Raise `InputError` for a program that would take hours and many gigabytes; `widths`: how many may run."""
-    config = world.cluster.router
-    if (unknowns := unknowns_of(world, widths or len(config.widths), classes)) > MAX_UNKNOWNS:
+    config = experiment.cluster.router
+    if (unknowns := unknowns_of(experiment, widths or len(config.widths), classes)) > MAX_UNKNOWNS:
         problem = f"the bound on {config.servers:,} servers is a programme of {unknowns:.1e} unknowns"
-        raise InputError(world.scenario.name, "cluster.servers", f"{problem}; allowed are {MAX_UNKNOWNS:.0e}")
+        raise InputError(experiment.scenario.name, "cluster.servers", f"{problem}; expected at most {MAX_UNKNOWNS:.0e}")
 
 
-def unknowns_of(world: World, widths: int, classes: int = 1) -> float:
+def unknowns_of(experiment: Experiment, widths: int, classes: int = 1) -> float:
     """Return the size of the program: tuples of each class, runs and moves; each takes a kilobyte and some 10 us."""
-    config, kinds = world.cluster.router, kinds_of(world)
-    batches = sum(world.cluster.servers[kind.first].params.batch_limit for kind in kinds)
+    config, kinds = experiment.cluster.router, kinds_of(experiment)
+    batches = sum(experiment.cluster.servers[kind.first].params.batch_limit for kind in kinds)
     moves = (1 + (config.segments - 1) * widths) * 2.0 * len(kinds) ** 2
     runs = (1 + (config.segments - 1) * widths) * widths * batches
     return classes * float(widths) ** config.segments + runs + moves
 
 
-def overload_of(world: World) -> str | None:
+def overload_of(experiment: Experiment) -> str | None:
     """Describe an overload, if more images arrive on average than any router can serve.
 
     Returns None if all is well, or if the question is too large to be answered in passing.
     """
-    rate_img_s = world.mean_rate_img_s
-    config = world.cluster.router
-    if unknowns_of(world, len(config.widths)) > MAX_UNKNOWNS / 10:
+    rate_img_s = experiment.mean_rate_img_s
+    config = experiment.cluster.router
+    if unknowns_of(experiment, len(config.widths)) > MAX_UNKNOWNS / 10:
         return None
     narrowest = tuple(widths[0] for widths in config.model_widths)
-    if rate_img_s is None or (not config.models and rate_img_s <= whole_img_s(world, narrowest)):
+    if rate_img_s is None or (not config.models and rate_img_s <= whole_img_s(experiment, narrowest)):
         return None
-    if rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small program
+    if rate_img_s <= FluidModel(experiment, narrowest).capacity_img_s():  # a small program
         return None
-    capacity_img_s = FluidModel(world).capacity_img_s()  # if narrower is not faster
+    capacity_img_s = FluidModel(experiment).capacity_img_s()  # if narrower is not faster
     if rate_img_s <= capacity_img_s:
         return None
     return (
-        f"{world.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can carry more than "
+        f"{experiment.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can carry more than "
         f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies tell of the run's length; "
         "lower the rate, or add servers or bandwidth (`slimsched bound`, `slimsched capacity`)"
     )
 
 
-def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
+def whole_img_s(experiment: Experiment, narrowest: tuple[float, ...]) -> float:
     """Return a rate that the fluid model certainly sustains, found without solving it: one of its flows.
 
     Each server runs whole images at the narrowest width, in its largest batches, in the proportions in which it could
     alone. The rate is 0 if no server holds all segments at that width.
     """
-    tuples = [narrowest * world.cluster.router.segments]
-    kinds = kinds_of(world)
-    runs, moves = list(_runs(world, kinds, [narrowest])), list(_moves(world, kinds, narrowest))
-    limits = _limits(world, kinds, tuples, runs, moves)
+    tuples = [narrowest * experiment.cluster.router.segments]
+    kinds = kinds_of(experiment)
+    runs, moves = list(_runs(experiment, kinds, [narrowest])), list(_moves(experiment, kinds, narrowest))
+    limits = _limits(experiment, kinds, tuples, runs, moves)
     uses = []
     for kind in range(len(kinds)):
         of_edge = {run.edge: at for at, run in enumerate(runs, start=1) if run.kind == kind}  # its largest batch
@@ -344,9 +344,9 @@ class RouterLoad:
         return self.micro_batches_s * (self.decided_s + self.returned_s)
 
 
-def router_load_of(world: World) -> RouterLoad | None:
+def router_load_of(experiment: Experiment) -> RouterLoad | None:
     """Return the load at the scenario's mean rate; None if it has none."""
-    cluster, rate_img_s = world.cluster, world.mean_rate_img_s
+    cluster, rate_img_s = experiment.cluster, experiment.mean_rate_img_s
     if rate_img_s is None:
         return None
     largest = cluster.router.micro_batch_sizes[-1]
@@ -358,16 +358,16 @@ def router_load_of(world: World) -> RouterLoad | None:
     return RouterLoad(rate_img_s, cluster.router.segments, largest, messages, decided_s, returned_s)
 
 
-def busy_router_of(world: World) -> str | None:
+def busy_router_of(experiment: Experiment) -> str | None:
     """Describe the problem if the router's process can't, or hardly, keep up, even with its largest micro-batches; or
     None."""
-    load = router_load_of(world)
+    load = router_load_of(experiment)
     if load is None or load.share < HARDLY:
         return None
     keeps = "can't keep up" if load.share >= 1 else "hardly keeps up"
     back = "1 message" if load.messages == 1 else f"at least {load.messages} messages"
     return (
-        f"{world.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} "
+        f"{experiment.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} "
         f"segments are {load.micro_batches_s:.4g} micro-batches/s, if all are as large as router.micro_batch_sizes "
         f"allows ({load.largest} "
         f"images); each takes {1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to "
@@ -417,18 +417,18 @@ def programmes_of_an_oracle(scenario: Scenario) -> int:
 
 def oracle_of(model: FluidModel) -> Oracle | None:
     """Return the oracle for the scenario's own arrivals (with its seed); None if the load is constant."""
-    scenario = model.world.scenario
+    scenario = model.experiment.scenario
     if not programmes_of_an_oracle(scenario):
         return None
     window_s = min(WINDOW_S, scenario.duration_s)
-    return oracle_accuracy(model, list(window_rates_img_s(model.world, scenario.seed, window_s)), window_s)
+    return oracle_accuracy(model, list(window_rates_img_s(model.experiment, scenario.seed, window_s)), window_s)
 
 
-def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector:
+def window_rates_img_s(experiment: Experiment, seed: int, window_s: float = 1.0) -> Vector:
     """Return the arrivals a second in each window of one run of the scenario."""
-    horizon_s = world.scenario.duration_s
+    horizon_s = experiment.scenario.duration_s
     edges_s = np.append(np.arange(0.0, horizon_s - window_s / 2, window_s), horizon_s)  # the last one may be longer
-    counts, _ = np.histogram(world.arrivals_ns(seed, horizon_s) / NS_PER_S, edges_s)
+    counts, _ = np.histogram(experiment.arrivals_ns(seed, horizon_s) / NS_PER_S, edges_s)
     return np.asarray(counts / np.diff(edges_s), np.float64)
 
 
@@ -446,12 +446,12 @@ def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:
     ]
 
 
-def kinds_of(world: World) -> list[_Kind]:
+def kinds_of(experiment: Experiment) -> list[_Kind]:
     """Group servers into kinds: identical in all that the program contains, and sharing nothing with another kind.
 
     A rack counts together with its contents.
     """
-    cluster, alike = world.cluster, world.costs.alike
+    cluster, alike = experiment.cluster, experiment.costs.alike
     on_device = Counter(server.device for server in cluster.servers)
     on_medium = Counter(server.attachment.medium for server in cluster.servers)
 
@@ -468,18 +468,18 @@ def kinds_of(world: World) -> list[_Kind]:
     members: dict[tuple[object, ...], list[int]] = {}
     for index, rack in enumerate(alike.racks):
         members.setdefault((*own(index), racks[rack]), []).append(index)
-    return [_Kind(tuple(each)) for each in members.values()]
+    return [_Kind(tuple(member)) for member in members.values()]
 
 
-def _runs(world: World, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
+def _runs(experiment: Experiment, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
     """Yield every edge on every kind of server that can hold it, with every batch size."""
-    config, host = world.cluster.router, world.cluster.host
+    config, host = experiment.cluster.router, experiment.cluster.host
     cost_s = _host_s(host.decision, 1) if host is not None else 0.0
     sent_s = cost_s * host.sent_permille / 1000 if host is not None else 0.0
-    booked_s, sent_s = cost_s - sent_s, sent_s + world.cluster.decision_ns / NS_PER_S
+    booked_s, sent_s = cost_s - sent_s, sent_s + experiment.cluster.decision_ns / NS_PER_S
     for number, index in enumerate(kind.first for kind in kinds):
-        server = world.cluster.servers[index]
-        tables = world.cluster.devices[server.device]
+        server = experiment.cluster.servers[index]
+        tables = experiment.cluster.devices[server.device]
         dispatch_s = _least_dispatch_ns(tables) / NS_PER_S
         for edge in _edges(config.segments, groups):
             if not config.fits[index][edge[0] - 1][config.widths.index(edge[1])]:
@@ -552,9 +552,9 @@ def _spare(tables: DeviceTables) -> float:
     return float(max(1.0, tables.profile.device.vram_bytes / smallest) ** (1 - beta))
 
 
-def _moves(world: World, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> Iterator[_Move]:
+def _moves(experiment: Experiment, kinds: Sequence[_Kind], widths: tuple[float, ...]) -> Iterator[_Move]:
     """Yield moves from the router to every kind, and after each segment but the last from every kind to every kind."""
-    config, costs = world.cluster.router, world.costs
+    config, costs = experiment.cluster.router, experiment.costs
     numbers = {server: number for number, kind in enumerate(kinds) for server in kind.servers}
     of_kind = tuple(numbers[server] for server in range(config.servers))
     routes = replace(costs.alike, links=of_kind).ways()
@@ -598,14 +598,14 @@ def _shares(shares: Sequence[float], class_of: Sequence[int]) -> list[dict[int, 
 
 
 def _limits(
-    world: World,
+    experiment: Experiment,
     kinds: Sequence[_Kind],
     tuples: Sequence[tuple[float, ...]],
     runs: Sequence[_Run],
     moves: Sequence[_Move],
 ) -> list[dict[int, float]]:
     """Return rows whose sum is at most 1: every device, every process that launches, every medium, and the router."""
-    servers, devices = world.cluster.servers, world.cluster.devices
+    servers, devices = experiment.cluster.servers, experiment.cluster.devices
     rows: dict[tuple[object, ...], dict[int, float]] = {}
     for column, run in enumerate(runs, start=len(tuples)):
         kind = kinds[run.kind]
@@ -618,9 +618,9 @@ def _limits(
         kind = kinds[move.kind]
         medium = servers[kind.first].attachment.medium
         rows.setdefault(("medium", medium), {})[column] = move.busy_s / len(kind.servers)
-        racks = frozenset(world.costs.alike.racks[server] for server in kind.servers)  # with the same in each
+        racks = frozenset(experiment.costs.alike.racks[server] for server in kind.servers)  # with the same in each
         rows.setdefault(("uplink", racks), {})[column] = move.uplink_s / len(racks)
-    cluster, largest = world.cluster, world.cluster.router.micro_batch_sizes[-1]
+    cluster, largest = experiment.cluster, experiment.cluster.router.micro_batch_sizes[-1]
     decision_s = cluster.decision_ns / NS_PER_S
     if cluster.host is not None:
         decision_s += _host_s(cluster.host.decision, largest)

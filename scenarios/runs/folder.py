@@ -56,7 +56,7 @@ FOLDERS: Final = {
     "profiles": "run",
     "training": "train",
     "simulation": "compare",
-    "hardware": "validate",
+    "executors": "validate",
     SERVED: "serve",
 }
 PRODUCT: Final = "slim-scheduler"

@@ -56,7 +56,7 @@ def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steere
         try:
             write_json(
                 folder_of_requests / _SERVERS,
-                {"servers": [list(each) for each in servers], "may_be_steered": may_be_steered},
+                {"servers": [list(server) for server in servers], "may_be_steered": may_be_steered},
             )
             yield Wishes(folder_of_requests)
         finally:

@@ -30,6 +30,8 @@ from policies.rules.rule_params import RuleSpec
 from policies.rules.rule_parts import ControlSpec
 from policies.run_records import BatchRecord
 from policies.vocabulary import Provenance
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.router_scores import Judged, SampledRun, Scorer, find_dial, unserved
 from scenarios.files.bundled_files import KEEPING, made_file, made_kind
 from scenarios.files.router_files import display_name
 from scenarios.metrics.failure_signs import LIMIT, leaves_many, served
@@ -49,8 +51,6 @@ from scenarios.metrics.slo import Slo, has_floor
 from scenarios.metrics.statistics import NEW_RUNS, MeanInterval, Range, estimate, range_of_new_runs
 from scenarios.runs.capacity_search import Search, capacity, without
 from scenarios.runs.simulated_runs import run_simulation, simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.router_scores import Judged, SampledRun, Scorer, find_dial, unserved
 
 MORE_LOAD: Final = 1.1
 FULL: Final = "sticky"  # full width, and each image stays on its server
@@ -82,7 +82,7 @@ class Trial:
         on_step: called after each run or search.
     """
 
-    world: World
+    experiment: Experiment
     slo: Slo
     seeds: tuple[int, ...]
     engine: Simulator
@@ -91,8 +91,8 @@ class Trial:
 
     def outcome(self, router: Candidate, *, scale: float = 1.0, lost: Sequence[str] = ()) -> Outcome:
         """Return what it reaches under the scenario's load times `scale`, or with servers lost."""
-        world = without(self.world, lost)
-        results = [self._run(world, router, seed, scale) for seed in self.seeds]
+        experiment = without(self.experiment, lost)
+        results = [self._run(experiment, router, seed, scale) for seed in self.seeds]
         p99 = estimate([result["latency_s"]["p99"] for result in results])
         accuracy = estimate([result["expected_accuracy"] for result in results])
         energy_j = estimate([result["energy_per_image_j"]["total"] for result in results])
@@ -105,11 +105,11 @@ class Trial:
     def p99_range_s(self, router: Candidate) -> Range | None:
         """Return the range of its p99 under the scenario's load (`Plan.p99_range_s`)."""
         seeds = range(max(self.seeds) + 1, max(self.seeds) + 1 + NEW_RUNS)
-        return range_of_new_runs([self._run(self.world, router, seed)["latency_s"]["p99"] for seed in seeds])
+        return range_of_new_runs([self._run(self.experiment, router, seed)["latency_s"]["p99"] for seed in seeds])
 
-    def _run(self, world: World, router: Candidate, seed: int, scale: float = 1.0) -> Result:
+    def _run(self, experiment: Experiment, router: Candidate, seed: int, scale: float = 1.0) -> Result:
         result = simulate_metrics(
-            world, router.make(), router.name, seed, scale=scale, engine=self.engine, detail=False
+            experiment, router.make(), router.name, seed, scale=scale, engine=self.engine, detail=False
         )  # fmt: skip
         self.on_step()
         return result
@@ -120,7 +120,7 @@ class Trial:
         for seed in self.seeds:
             search = Search(router.name, (seed,), self.search_s, PRECISION, self.engine, self.slo, lost)
             try:
-                carried.append(capacity(self.world, router.make, search))
+                carried.append(capacity(self.experiment, router.make, search))
             except WorkError:
                 for _ in self.seeds[len(carried) :]:
                     self.on_step()
@@ -142,13 +142,13 @@ class Trial:
 
 def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ()) -> Plan:
     """Try all of these; `Plan` describes the choice."""
-    world, scenario = trial.world, trial.world.scenario
+    experiment, scenario = trial.experiment, trial.experiment.scenario
     rows = tuple(map(trial.planned, routers))
     choice, tied = choice_of(rows, scenario.tuning.objective == "energy")
     nearest = nearest_of(rows, trial.slo.floor) if choice is None else None
     by_name = {each.name: each for each in routers}
     router = None if choice is None else by_name[choice.router]
-    able = [each for each in rows if each.outcome.keeps]
+    able = [row for row in rows if row.outcome.keeps]
     quickest = min(able, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
     return Plan(
         scenario=scenario.name,
@@ -158,10 +158,10 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
         floor=trial.slo.floor,
         is_floor_named=Slo.of(scenario).floor is not None,
         p99_limit_s=trial.slo.p99_limit_s,
-        rate_img_s=world.mean_rate_img_s,
-        provenance=str(world.provenance),
-        accuracy_provenance=world.accuracy.provenance,
-        assumed=_assumed(world),
+        rate_img_s=experiment.mean_rate_img_s,
+        provenance=str(experiment.provenance),
+        accuracy_provenance=experiment.accuracy.provenance,
+        assumed=_assumed(experiment),
         choice=None if choice is None else choice.router,
         tied=tuple(each.router for each in tied),
         nearest=nearest,
@@ -174,12 +174,12 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
     )
 
 
-def _assumed(world: World) -> dict[str, str]:
+def _assumed(experiment: Experiment) -> dict[str, str]:
     """Return the weakest origin of each part of the profiles, if that is not a measurement."""
     parts = {
-        "run times": [each.provenance for each in world.profiles],
-        "power": [each.power.provenance for each in world.profiles],
-        "how servers share a device": [each.concurrency.provenance for each in world.profiles],
+        "run times": [profile.provenance for profile in experiment.profiles],
+        "power": [profile.power.provenance for profile in experiment.profiles],
+        "how servers share a device": [profile.concurrency.provenance for profile in experiment.profiles],
     }
     weakest = {part: Provenance.weakest(*provenances) for part, provenances in parts.items()}
     return {part: str(of) for part, of in weakest.items() if of not in (Provenance.MEASURED, Provenance.POLLED)}
@@ -187,7 +187,7 @@ def _assumed(world: World) -> dict[str, str]:
 
 def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[PlannedRouter | None, list[PlannedRouter]]:
     """Return the router to run (`Plan.choice`), and those that tie with it (`Plan.tied`)."""
-    able = [each for each in rows if each.carried and each.outcome.keeps and each.router != RANDOM]
+    able = [row for row in rows if row.carried and row.outcome.keeps and row.router != RANDOM]
     if not able:
         return None, []
     if saves_energy:
@@ -197,7 +197,7 @@ def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[Planne
         most = max(able, key=lambda each: each.carried.mean_img_s if each.carried else 0.0)
         ties = [each for each in able if each.carried and each.carried.meets(most.carried)]
         choice = min(ties, key=lambda each: each.outcome.latency_p99_s["mean"] or np.inf)
-    return choice, [each for each in ties if each is not choice]
+    return choice, [tie for tie in ties if tie is not choice]
 
 
 def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None:
@@ -207,7 +207,7 @@ def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None
         unserved = max(0.0, outcome.unserved - LIMIT)
         return not has_floor(outcome.accuracy["mean"], floor), unserved, outcome.latency_p99_s["mean"] or np.inf
 
-    return min([each for each in rows if each.router != RANDOM], key=lambda each: distance(each.outcome)).router
+    return min([row for row in rows if row.router != RANDOM], key=lambda each: distance(each.outcome)).router
 
 
 def _overlap(first: MeanInterval, second: MeanInterval) -> bool:
@@ -217,7 +217,9 @@ def _overlap(first: MeanInterval, second: MeanInterval) -> bool:
 # --------------------------------------------------------------------------------------------------------- candidates
 
 
-def candidates(world: World, slo: Slo, requested: Sequence[str], made_in: Path) -> tuple[list[Candidate], list[str]]:
+def candidates(
+    experiment: Experiment, slo: Slo, requested: Sequence[str], made_in: Path
+) -> tuple[list[Candidate], list[str]]:
     """Return those to try, and those among the named that the scenario's run has not made yet.
 
     Tried are the named ones; the kinds that keep goals, as they are before tuning; full width; the best single width.
@@ -225,44 +227,52 @@ def candidates(world: World, slo: Slo, requested: Sequence[str], made_in: Path) 
     by_name: dict[str, Candidate] = {}
     unmade = [name for name in requested if (kind := made_kind(name)) and not (made_in / made_file(kind)).is_file()]
     for name in (*(name for name in requested if name not in unmade), FULL):
-        by_name[display_name(name)] = Candidate(display_name(name), lambda name=name: world.router(name, made_in))  # type: ignore[misc]
+        by_name[display_name(name)] = Candidate(display_name(name), lambda name=name: experiment.router(name, made_in))  # type: ignore[misc]
     by_name[FULL] = replace(by_name[FULL], role="full width")
-    if world.cluster.router.top1:
+    if experiment.cluster.router.accuracies:
         for kind in CONTROLLED:
             rule = KINDS[kind].load()(control=ControlSpec())
-            by_name[f"{kind}{KEEPING}"] = _of_rule(f"{kind}{KEEPING}", world, rule)
-    single = best_single(world, slo)
+            by_name[f"{kind}{KEEPING}"] = _of_rule(f"{kind}{KEEPING}", experiment, rule)
+    single = best_single(experiment, slo)
     if single is not None:
         name = f"fixed:{','.join(f'{width:g}' for width in single)}@{FULL}"
-        by_name[name] = Candidate(name, lambda: world.router(name), "single width")
+        by_name[name] = Candidate(name, lambda: experiment.router(name), "single width")
     return list(by_name.values()), unmade
 
 
-def _of_rule(name: str, world: World, rule: RuleSpec) -> Candidate:
-    return Candidate(name, lambda: rule.make(world.context, name), rule=rule)
+def _of_rule(name: str, experiment: Experiment, rule: RuleSpec) -> Candidate:
+    return Candidate(name, lambda: rule.make(experiment.context, name), rule=rule)
 
 
-def best_single(world: World, slo: Slo) -> tuple[float, ...] | None:
+def best_single(experiment: Experiment, slo: Slo) -> tuple[float, ...] | None:
     """Return the width tuple that keeps the floor with the largest expected capacity; None if that is full width."""
-    costs, servers = world.costs, range(world.cluster.router.servers)
-    able = [widths for widths, top1 in world.held_top1.items() if has_floor(top1, slo.floor)]
+    costs, servers = experiment.costs, range(experiment.cluster.router.servers)
+    able = [widths for widths, accuracies in experiment.held_top1.items() if has_floor(accuracies, slo.floor)]
     best = max(able, key=lambda widths: sum(1 / path_ns(costs, server, widths) for server in servers))
-    return None if set(best) == {world.cluster.router.widths[-1]} else best
+    return None if set(best) == {experiment.cluster.router.widths[-1]} else best
 
 
-def floor_doubt(world: World, slo: Slo) -> str:
+def floor_doubt(experiment: Experiment, slo: Slo) -> str:
     """Warn of a floor between two members of a family whose accuracies do not differ significantly; otherwise empty.
 
     It is a sign test: of the images that only one of them gets right, either should have half.
     """
     from scipy.stats import binomtest  # slow to open
 
-    evaluation, model = world.accuracy.evaluation, world.cluster.devices[0].profile.model
+    evaluation, model = experiment.accuracy.evaluation, experiment.cluster.devices[0].profile.model
     if slo.floor is None or evaluation is None or not model.labels:
         return ""
-    top1 = {widths: share for widths, share in evaluation.top1().items() if len(set(widths)) == 1}
-    above = min((widths for widths in top1 if has_floor(top1[widths], slo.floor)), key=top1.__getitem__, default=None)
-    below = max((each for each in top1 if not has_floor(top1[each], slo.floor)), key=top1.__getitem__, default=None)
+    accuracies = {widths: share for widths, share in evaluation.top1().items() if len(set(widths)) == 1}
+    above = min(
+        (widths for widths in accuracies if has_floor(accuracies[widths], slo.floor)),
+        key=accuracies.__getitem__,
+        default=None,
+    )
+    below = max(
+        (accuracy for accuracy in accuracies if not has_floor(accuracies[accuracy], slo.floor)),
+        key=accuracies.__getitem__,
+        default=None,
+    )
     if above is None or below is None:
         return ""
     right, wrong = (evaluation.correct[:, evaluation.tuples.index(widths)] for widths in (above, below))
@@ -270,9 +280,7 @@ def floor_doubt(world: World, slo: Slo) -> str:
     if sum(alone) and binomtest(alone[0], sum(alone)).pvalue <= CHANCE:
         return ""
     (high, low), images = (model.name_of(widths[0]) for widths in (above, below)), len(evaluation.correct)
-    text = (
-        f"{high} ({top1[above]:.1%}) and {low} ({top1[below]:.1%}) are not significantly different on {images} images"
-    )
+    text = f"{high} ({accuracies[above]:.1%}) and {low} ({accuracies[below]:.1%}) are not significantly different on {images} images"
     return f"slo.floor: {text}, and the floor of {slo.floor:.1%} is between them; evaluate them on more images"
 
 
@@ -281,27 +289,27 @@ def floor_doubt(world: World, slo: Slo) -> str:
 
 def _servers(trial: Trial, router: Candidate) -> tuple[PlannedServer, ...]:
     """Return what each server does, from the batches of one run of the scenario's load."""
-    world, scenario = trial.world, trial.world.scenario
-    longest_s = DETAILED_IMAGES / (world.mean_rate_img_s or np.inf)
+    experiment, scenario = trial.experiment, trial.experiment.scenario
+    longest_s = DETAILED_IMAGES / (experiment.mean_rate_img_s or np.inf)
     duration_s = min(scenario.duration_s, max(longest_s, 2 * scenario.warmup_s))
     seed = trial.seeds[0]
     result, record = run_simulation(
-        world, router.make(), router.name, seed, duration_s=duration_s, engine=trial.engine
+        experiment, router.make(), router.name, seed, duration_s=duration_s, engine=trial.engine
     )  # fmt: skip
     trial.on_step()
     passes = max(1, sum(batch.size for batch in record.batches))
-    segments, network = world.cluster.router.segments, world.cluster.devices[0].profile.model
+    segments, network = experiment.cluster.router.segments, experiment.cluster.devices[0].profile.model
     return tuple(
         PlannedServer(
             server=figures["name"],
-            device=world.device_names[number],
+            device=experiment.device_names[number],
             share=figures["images"] / passes,
             utilization=figures["utilization"],
             mean_power_w=figures["mean_power_w"],
             mean_batch=figures["mean_batch"],
             widths=_widths([batch for batch in record.batches if batch.server == number], segments),
             names=dict(zip(network.widths, network.labels, strict=False)),
-            working_set=world.working_set(number),
+            working_set=experiment.working_set(number),
         )
         for number, figures in enumerate(result["servers"])
     )
@@ -317,22 +325,22 @@ def _widths(batches: Sequence[BatchRecord], segments: int) -> tuple[dict[float, 
 def _changes(trial: Trial, router: Candidate) -> Iterator[Change]:
     """Yield more load, and the loss of the fastest device if another one is left."""
     yield Change("load", trial.outcome(router, scale=MORE_LOAD), None)
-    names = fastest_device(trial.world)
-    if len(names) < len(trial.world.cluster.servers):
+    names = fastest_device(trial.experiment)
+    if len(names) < len(trial.experiment.cluster.servers):
         yield Change(names[0], trial.outcome(router, lost=names), trial.carried(router, names))
 
 
-def fastest_device(world: World) -> tuple[str, ...]:
+def fastest_device(experiment: Experiment) -> tuple[str, ...]:
     """Return the servers on it, by full width in full batches."""
-    speeds = speeds_img_s(world.context)
-    servers = world.cluster.servers
+    speeds = speeds_img_s(experiment.context)
+    servers = experiment.cluster.servers
     device = servers[speeds.index(max(speeds))].device
     return tuple(server.name for server in servers if server.device == device)
 
 
-def steps_of(world: World, routers: int, seeds: int) -> int:
+def steps_of(experiment: Experiment, routers: int, seeds: int) -> int:
     """Return how many runs and searches a plan takes."""
-    after_changes = 3 if len(fastest_device(world)) < len(world.cluster.servers) else 1
+    after_changes = 3 if len(fastest_device(experiment)) < len(experiment.cluster.servers) else 1
     return (2 * routers + after_changes) * seeds + NEW_RUNS + 1
 
 
@@ -343,42 +351,42 @@ MAX_THREADS: Final = 2
 
 
 class EqualRuns:
-    """The runs of one world, on which routers are brought to one accuracy.
+    """The runs of one experiment, on which routers are brought to one accuracy.
 
     Args:
         made_in: the folder of the run that makes the scenario's own routers.
     """
 
-    def __init__(self, world: World, seeds: Sequence[int], made_in: Path | None = None) -> None:
-        self._world, self._made_in = world, made_in
-        self._runs = [SampledRun(seed, end=world.scenario.end) for seed in seeds]
-        self._scorer = Scorer(world)
+    def __init__(self, experiment: Experiment, seeds: Sequence[int], made_in: Path | None = None) -> None:
+        self._experiment, self._made_in = experiment, made_in
+        self._runs = [SampledRun(seed, end=experiment.scenario.end) for seed in seeds]
+        self._scorer = Scorer(experiment)
 
     def at_floor(self, router: str, floor: float) -> Equal:
         """Set a router's dial so that the mean accuracy of its runs is the floor.
 
         Raises:
-            InputError: as `World.router` does.
+            InputError: as `Experiment.router` does.
             WorkError: a router of the user's own fails.
         """
-        if not self._world.has_dial(router, self._made_in):
+        if not self._experiment.has_dial(router, self._made_in):
             judged = self._judged(router, None)
             return Equal(None, is_kept=False, runs=judged.runs)
         dial = find_dial(lambda by: self._judged(router, by), floor)
         return Equal(dial.by, dial.is_kept, dial.judged.runs)
 
     def _judged(self, router: str, by: float | None) -> Judged[tuple[Run, ...]]:
-        world = self._world if by is None else self._world.with_dials({display_name(router): by})
-        runs = tuple(self._runs_of(world, router))
+        experiment = self._experiment if by is None else self._experiment.with_dials({display_name(router): by})
+        runs = tuple(self._runs_of(experiment, router))
         means = {name: float(np.mean([getattr(run, name) for run in runs])) for name in ("accuracy", "unserved")}
         return Judged(**means, runs=runs)
 
-    def _runs_of(self, world: World, router: str) -> Iterator[Run]:
-        maker = world.router_maker(router, self._made_in)
-        plan = plan_of(maker.make(world.context), world.cluster.router)
-        if plan is None or world.decision_times_s.get(display_name(router)):
+    def _runs_of(self, experiment: Experiment, router: str) -> Iterator[Run]:
+        maker = experiment.router_maker(router, self._made_in)
+        plan = plan_of(maker.make(experiment.context), experiment.cluster.router)
+        if plan is None or experiment.decision_times_s.get(display_name(router)):
             for sampled in self._runs:
-                yield _simulated(world, router, sampled.seed, self._made_in)
+                yield _simulated(experiment, router, sampled.seed, self._made_in)
             return
         self._scorer.keep(self._runs)
         with ThreadPoolExecutor(min(core_count(), MAX_THREADS)) as threads:
@@ -387,9 +395,11 @@ class EqualRuns:
             yield Run(run.seed, score.accuracy, score.mean_s, score.p99_s, score.image_j, unserved([score]))
 
 
-def _simulated(world: World, router: str, seed: int, made_in: Path | None) -> Run:
+def _simulated(experiment: Experiment, router: str, seed: int, made_in: Path | None) -> Run:
     """Return a run of a router whose decisions are Python's, or take their own time, which a scorer does not charge."""
-    result = simulate_metrics(world, world.router(router, made_in), display_name(router), seed, engine="compiled")
+    result = simulate_metrics(
+        experiment, experiment.router(router, made_in), display_name(router), seed, engine="compiled"
+    )
     latency, energy = result["latency_s"], result["energy_per_image_j"]
     figures = (
         result["expected_accuracy"],

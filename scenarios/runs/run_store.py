@@ -119,9 +119,7 @@ def read_incarnations(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] 
         except msgspec.ValidationError as error:
             raise InputError(str(folder / name), "", f"no list of incarnations: {error}") from None
         if incarnations.schema != _SCHEMA:
-            raise InputError(
-                str(folder / name), "schema", f"allowed is {_SCHEMA!r} (found {incarnations.schema!r:.80})"
-            )
+            raise InputError(str(folder / name), "schema", f"expected {_SCHEMA!r} (found {incarnations.schema!r:.80})")
     return incarnations.server_incarnations
 
 
@@ -493,7 +491,7 @@ def read_runs(folder: RunFolder) -> list[StoredRun]:
     Raises:
         InputError: a result is damaged.
     """
-    paths = sorted((folder / "simulation").glob("*/result.json")) + sorted((folder / "hardware").glob("*/result.json"))
+    paths = sorted((folder / "simulation").glob("*/result.json")) + sorted((folder / "executors").glob("*/result.json"))
     return [StoredRun(folder.read_json(str(path.relative_to(folder))), path.parent, folder) for path in paths]
 
 
@@ -531,7 +529,7 @@ def read_table(path: Path, *names: str) -> dict[str, list[Any]]:
         with parquet.ParquetFile(path) as file:
             if file.metadata.num_rows * max(1, file.metadata.num_columns) > MAX_VALUES:
                 problem = f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns} columns"
-                allowed = f"allowed are {MAX_VALUES:,} values in all: no record of a run is so large"
+                allowed = f"expected at most {MAX_VALUES:,} values in all: no record of a run is so large"
                 raise InputError(str(path), "", f"{problem}; {allowed}")
             if not file.metadata.num_columns:  # what was written had no rows, so its columns are unknown
                 return {name: [] for name in names}

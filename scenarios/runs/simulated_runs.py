@@ -24,14 +24,14 @@ from kit.parallel import each
 from kit.random_streams import derived_seed, stream
 from policies.interfaces import RoutingPolicy
 from policies.run_records import RunRecord
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_routers import RouterMaker
 from scenarios.files.router_files import display_name, require_distinct_names
 from scenarios.files.scenario_keys import ChaosFault
 from scenarios.metrics.failure_signs import against_reference, diagnosed
 from scenarios.metrics.metric_catalogue import VALIDATED
 from scenarios.metrics.run_result import Result, RunLabel, Simulator, summarise, window_of
 from scenarios.metrics.statistics import Ranges, range_of
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_routers import RouterMaker
 from sim.simulated_cluster import RunSpec
 
 if TYPE_CHECKING:
@@ -65,31 +65,31 @@ class RunOptions(TypedDict, total=False):
 
 
 def run_simulation(
-    world: World, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
+    experiment: Experiment, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
 ) -> tuple[Result, RunRecord]:
     """Run once and return the summary and the record. `router` names the policy in the result and its random stream.
 
     Both engines give the same result but for `wall_s` and `engine`, and the same record. Without the record,
     `simulate_metrics` is faster and takes far less memory.
     """
-    result, simulation = _simulate(world, policy, router, seed, options)
+    result, simulation = _simulate(experiment, policy, router, seed, options)
     return result, simulation.record()
 
 
 def simulate_metrics(
-    world: World, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
+    experiment: Experiment, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
 ) -> Result:
     """Return the result of `run_simulation`, bit for bit, without its record."""
-    return _simulate(world, policy, router, seed, options)[0]
+    return _simulate(experiment, policy, router, seed, options)[0]
 
 
 def _simulate(
-    world: World, policy: RoutingPolicy, router: str, seed: int, options: RunOptions
+    experiment: Experiment, policy: RoutingPolicy, router: str, seed: int, options: RunOptions
 ) -> tuple[Result, Simulation | CompiledSimulation]:
-    world = world.decided_by(router)
-    scenario, engine = world.scenario, options.get("engine", "simpy")
+    experiment = experiment.decided_by(router)
+    scenario, engine = experiment.scenario, options.get("engine", "simpy")
     duration_s, warmup_s = options.get("duration_s"), options.get("warmup_s")
-    run = world.run_spec(
+    run = experiment.run_spec(
         seed,
         duration_s=duration_s,
         scale=options.get("scale", 1.0),
@@ -101,9 +101,9 @@ def _simulate(
     if "replica" in options:
         run = replace(run, seed=derived_seed(seed, f"replica {options['replica']}"))
     if engine == "compiled":
-        world.simulation(run, engine).advance()  # compiled or loaded now: that is not part of the run's wall time
+        experiment.simulation(run, engine).advance()  # compiled or loaded now: that is not part of the run's wall time
     began_ns = time.monotonic_ns()
-    simulation = world.simulation(run, engine)
+    simulation = experiment.simulation(run, engine)
     simulation.finish(policy, stream(seed, f"router:{router}"))
     columns = simulation.columns()
     wall_s = (time.monotonic_ns() - began_ns) / 1e9
@@ -113,26 +113,26 @@ def _simulate(
         seed=seed,
         mode="simulation",
         engine=engine,
-        provenance=world.provenance,
-        accuracy_provenance=world.accuracy.provenance,
-        emulated_slowdowns=world.emulated_slowdowns,
-        own_decision_s=world.decision_times_s.get(router, 0.0),
+        provenance=experiment.provenance,
+        accuracy_provenance=experiment.accuracy.provenance,
+        emulated_slowdowns=experiment.emulated_slowdowns,
+        own_decision_s=experiment.decision_times_s.get(router, 0.0),
     )
     warmup_s = scenario.warmup_s if warmup_s is None else warmup_s
     window = window_of(scenario, warmup_s, duration_s or scenario.duration_s, run.end, run.classes)
-    result = summarise(columns, label, window, wall_s=wall_s, prior=world.accuracy.prior)
-    return diagnosed(result, world.signature_context), simulation
+    result = summarise(columns, label, window, wall_s=wall_s, prior=experiment.accuracy.prior)
+    return diagnosed(result, experiment.signature_context), simulation
 
 
-def simulate_world(
-    world: World, router: str, seed: int, made_in: Path | None = None, engine: Simulator = "simpy"
+def simulate_experiment(
+    experiment: Experiment, router: str, seed: int, made_in: Path | None = None, engine: Simulator = "simpy"
 ) -> Result:
     """Run the scenario once with one router."""
-    return simulate_metrics(world, world.router(router, made_in), display_name(router), seed, engine=engine)
+    return simulate_metrics(experiment, experiment.router(router, made_in), display_name(router), seed, engine=engine)
 
 
 def simulate_all(
-    world: World,
+    experiment: Experiment,
     routers: Sequence[str],
     seeds: Sequence[int],
     *,
@@ -161,32 +161,34 @@ def simulate_all(
         if result is not None and on_result is not None:
             on_result(result)
     open_indices = [index for index, result in enumerate(results) if result is None]
-    makers = {router: world.router_maker(router, made_in) for router in {pairs[index][0] for index in open_indices}}
+    makers = {
+        router: experiment.router_maker(router, made_in) for router in {pairs[index][0] for index in open_indices}
+    }
     tasks = [(makers[router], seed) for router, seed in (pairs[index] for index in open_indices)]
     prepare = partial(_compile, seeds[0]) if engine == "compiled" else None
-    with closing(each(_run_of, (world.with_series(), engine), tasks, jobs, prepare)) as runs:
+    with closing(each(_run_of, (experiment.with_series(), engine), tasks, jobs, prepare)) as runs:
         for index, result in runs:
             results[open_indices[index]] = result
             if on_result is not None:
                 on_result(result)
-    return against_reference([result for result in results if result is not None], world.signature_context)
+    return against_reference([result for result in results if result is not None], experiment.signature_context)
 
 
-def _compile(seed: int, common: tuple[World, Simulator]) -> None:
+def _compile(seed: int, common: tuple[Experiment, Simulator]) -> None:
     """Compile once on a machine, and not in every process."""
-    world, engine = common
-    world.simulation(world.run_spec(seed), engine).advance()
+    experiment, engine = common
+    experiment.simulation(experiment.run_spec(seed), engine).advance()
 
 
-def _run_of(common: tuple[World, Simulator], task: tuple[RouterMaker, int]) -> Result:
+def _run_of(common: tuple[Experiment, Simulator], task: tuple[RouterMaker, int]) -> Result:
     """Run one run, in any process, of any machine."""
-    (world, engine), (maker, seed) = common, task
-    return simulate_metrics(world, maker.make(world.context), display_name(maker.name), seed, engine=engine)
+    (experiment, engine), (maker, seed) = common, task
+    return simulate_metrics(experiment, maker.make(experiment.context), display_name(maker.name), seed, engine=engine)
 
 
-def default_jobs(world: World, runs: int, seed: int, engine: Simulator) -> int:
+def default_jobs(experiment: Experiment, runs: int, seed: int, engine: Simulator) -> int:
     """Return as many processes as there are cores; 1 if starting them would take longer than the runs."""
-    images = runs * len(world.arrivals_ns(seed, world.scenario.duration_s))
+    images = runs * len(experiment.arrivals_ns(seed, experiment.scenario.duration_s))
     return core_count() if images > FEW_IMAGES[engine] else 1
 
 
@@ -197,61 +199,70 @@ _IMAGE_BYTES = {"simpy": 1400, "compiled": 700}
 _DRAWN_BYTES = 16  # of an arrival that is drawn, whether kept or thinned out
 
 
-def engine_of(world: World, choice: EngineChoice, runs: int, *, duration_s: float | None = None) -> Simulator:
+def engine_of(experiment: Experiment, choice: EngineChoice, runs: int, *, duration_s: float | None = None) -> Simulator:
     """Return the engine that was asked for; by default the reference for short work, the compiled one for the rest."""
     if choice != "auto":
         return choice
-    images = runs * _images(world, duration_s or world.scenario.duration_s)[0]
+    images = runs * _images(experiment, duration_s or experiment.scenario.duration_s)[0]
     if not IS_ON or images <= SHORT_IMAGES:
         return "simpy"
     short = SHORT_IMAGES if is_kept("sim.compiled.event_loop", "run_cluster") else SHORT_IMAGES_UNKEPT
     return "compiled" if images > short else "simpy"
 
 
-def able_to_run(world: World, engine: Simulator, run: Callable[[], RunSpec], say: Callable[[str], None]) -> Simulator:
+def able_to_run(
+    experiment: Experiment, engine: Simulator, run: Callable[[], RunSpec], say: Callable[[str], None]
+) -> Simulator:
     """Return a default engine, or simpy with a message if the default can't do such a run."""
     if engine == "compiled":
         from sim.compiled import UnsupportedScenario  # it opens Numba
 
         try:
-            world.simulation(run(), engine)
+            experiment.simulation(run(), engine)
         except UnsupportedScenario as error:
             say(f"the compiled engine can't do {error.feature}: simpy does it, and takes many times as long")
             return "simpy"
     return engine
 
 
-def require_memory(world: World, engine: Simulator, *, duration_s: float | None = None, processes: int = 1) -> None:
+def require_memory(
+    experiment: Experiment, engine: Simulator, *, duration_s: float | None = None, processes: int = 1
+) -> None:
     """Check the memory before anything is drawn.
 
     Raises:
         InputError: this many runs in parallel need more memory than there is.
     """
-    length_s = duration_s or world.scenario.duration_s
-    images, drawn = _images(world, length_s)
-    of_what = {"images": images * _IMAGE_BYTES[engine] + drawn * _DRAWN_BYTES, **dict(_events_bytes(world, length_s))}
+    length_s = duration_s or experiment.scenario.duration_s
+    images, drawn = _images(experiment, length_s)
+    of_what = {
+        "images": images * _IMAGE_BYTES[engine] + drawn * _DRAWN_BYTES,
+        **dict(_events_bytes(experiment, length_s)),
+    }
     needed_bytes, here_bytes = max(1, processes) * sum(of_what.values()), machine_bytes()
     if needed_bytes > here_bytes:
         most = max(of_what, key=lambda name: of_what[name])
         problem = f"about {needed_bytes / 1e9:,.0f} GB of memory, most of it for {most}"
         remedy = "Shorten duration_s, or lower what there is so much of"
-        raise InputError(world.scenario.name, "", f"{problem}; this machine has {here_bytes / 1e9:.0f} GB. {remedy}")
+        raise InputError(
+            experiment.scenario.name, "", f"{problem}; this machine has {here_bytes / 1e9:.0f} GB. {remedy}"
+        )
 
 
-def _images(world: World, length_s: float) -> tuple[float, float]:
+def _images(experiment: Experiment, length_s: float) -> tuple[float, float]:
     """Return the images that arrive in a run, and those that are drawn for it."""
-    workload, rate_img_s = world.scenario.workload, world.rate_img_s
+    workload, rate_img_s = experiment.scenario.workload, experiment.rate_img_s
     if rate_img_s is None:  # a trace, which is no longer than its file
-        images = float(len(world.arrivals_ns(world.scenario.seed, length_s)))
+        images = float(len(experiment.arrivals_ns(experiment.scenario.seed, length_s)))
         return images, images
     return rate_img_s * workload.mean_factor(length_s) * length_s, rate_img_s * workload.peak_factor() * length_s
 
 
-def _events_bytes(world: World, length_s: float) -> Iterator[tuple[str, float]]:
-    yield "changes of the load", 250 * world.scenario.workload.mean_changes(length_s)
-    chaos = (fault for fault in world.scenario.faults if isinstance(fault, ChaosFault))
+def _events_bytes(experiment: Experiment, length_s: float) -> Iterator[tuple[str, float]]:
+    yield "changes of the load", 250 * experiment.scenario.workload.mean_changes(length_s)
+    chaos = (fault for fault in experiment.scenario.faults if isinstance(fault, ChaosFault))
     yield "deaths of workers", 250 * sum(length_s / fault.mean_gap_s for fault in chaos)
-    sensors = (tables.profile.sensor for tables in world.cluster.devices)
+    sensors = (tables.profile.sensor for tables in experiment.cluster.devices)
     yield "readings of sensors", 60 * sum(length_s / sensor.period_s for sensor in sensors)
 
 
@@ -268,30 +279,30 @@ class PredictedRun(NamedTuple):
 
 
 def predict(
-    world: World, runs: Sequence[PredictedRun], options: RunOptions, jobs: int = 1, replicas: int = REPLICAS
+    experiment: Experiment, runs: Sequence[PredictedRun], options: RunOptions, jobs: int = 1, replicas: int = REPLICAS
 ) -> Iterator[tuple[int, Ranges]]:
     """Predict each run from several simulations: its index and its ranges by measure, as they are finished.
 
     Args:
         options: of all runs.
     """
-    with closing(each(_predicted, (world, options, replicas), runs, jobs, _compile_predicted)) as results:
+    with closing(each(_predicted, (experiment, options, replicas), runs, jobs, _compile_predicted)) as results:
         yield from results
 
 
-def _compile_predicted(common: tuple[World, RunOptions, int]) -> None:
+def _compile_predicted(common: tuple[Experiment, RunOptions, int]) -> None:
     """Compile once on a machine, and not in every process."""
-    world, options, _ = common
-    world.simulation(world.run_spec(world.scenario.seed), options.get("engine", "simpy")).advance()
+    experiment, options, _ = common
+    experiment.simulation(experiment.run_spec(experiment.scenario.seed), options.get("engine", "simpy")).advance()
 
 
-def _predicted(common: tuple[World, RunOptions, int], run: PredictedRun) -> Ranges:
-    world, options, replicas = common
+def _predicted(common: tuple[Experiment, RunOptions, int], run: PredictedRun) -> Ranges:
+    experiment, options, replicas = common
     name, values = display_name(run.router.name), dict[str, list[float | None]]()
     for replica in range(replicas):
-        policy = run.router.make(world.context)
+        policy = run.router.make(experiment.context)
         of: RunOptions = {**options, "scale": run.scale, "replica": replica}
-        result = simulate_metrics(world, policy, name, run.seed, **of)
+        result = simulate_metrics(experiment, policy, name, run.seed, **of)
         for measure in VALIDATED:
             values.setdefault(measure.stem, []).append(measure.of(result))
     return {stem: range_of(several) for stem, several in values.items()}

@@ -28,9 +28,9 @@ from scenarios.metrics.metric_catalogue import MEASURES, Measure
 from scenarios.metrics.router_comparison import (
     MIN_RUNS,
     ComparisonDocument,
-    InWorld,
     RankedRouter,
     Ranking,
+    SideName,
     compared,
     long_run_accuracies,
     validated,
@@ -62,16 +62,17 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
     contests = list(_contests(comparison, validation))
     if len(contests) == 2 and contests[0].case == "open" and contests[1].winner == contests[0].first:
         contests.reverse()  # the few runs on executors only confirm the winner of simulation
-    if max((each.routers for each in contests), default=0) < 2:
+    if max((contest.routers for contest in contests), default=0) < 2:
         return []
     most = _best_attainment(comparison)
-    before = ["", *(each.winner for each in contests)]  # the same winner again needs no figures
+    before = ["", *(contest.winner for contest in contests)]  # the same winner again needs no figures
     won = [line for each in zip(contests, before, strict=False) for line in lines_of("answers", "won", *each)]
     excluded, saturated = (
-        [line for each in contests for line in lines_of("answers", macro, each)] for macro in ("excluded", "saturated")
+        [line for contest in contests for line in lines_of("answers", macro, contest)]
+        for macro in ("excluded", "saturated")
     )
     promise = contests[0].ranking.promise
-    is_near = any(router.accuracy < (promise.floor or 0.0) for each in contests for router in each.ranking.able)
+    is_near = any(router.accuracy < (promise.floor or 0.0) for contest in contests for router in contest.ranking.able)
     slo = lines_of("answers", "slo", promise, comparison and comparison["slo"], most, is_near)
     mood, trusted = _trusted(comparison, validation)
     judged = Answer(TRUSTED, lines_of("answers", "trusted", trusted), mood)
@@ -79,13 +80,13 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
     results.append(Answer(SLO, slo))
     advice = Answer(NEXT, lines_of("answers", "next", _next(contests, trusted, most)))
     replies = [judged, *results, advice] if validation else [*results, judged, advice]
-    return [each for each in replies if each.lines]
+    return [reply for reply in replies if reply.lines]
 
 
 def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Iterator[Contest]:
     learned = frozenset(() if comparison is None else comparison["learned"])
     if validation is not None:
-        ranking = validated(validation, "hardware", long_run=long_run_accuracies(comparison))
+        ranking = validated(validation, "executors", long_run=long_run_accuracies(comparison))
         yield Contest("executors", _on_executors(validation), ranking, learned, _saturated_on_executors(validation))
     if comparison is not None:
         where = _in_simulation(comparison)
@@ -125,7 +126,7 @@ class Contest:
         learned: the routers that have learned.
     """
 
-    world: Literal["executors", "simulation"]
+    side: Literal["executors", "simulation"]
     where: str
     ranking: Ranking
     learned: frozenset[str]
@@ -174,7 +175,7 @@ def _saturated_on_executors(validation: ValidationDocument) -> list[Saturated]:
     saturated = []
     for row in rows_at_middle(validation["rows"]):
         point = row["router"], row["load"]
-        runs = [pair["hardware"] for pair in validation["pairs"] if (pair["router"], pair["load"]) == point]
+        runs = [pair["executors"] for pair in validation["pairs"] if (pair["router"], pair["load"]) == point]
         offered, completed = (estimate([each.of(run) for run in runs])["mean"] for each in (_OFFERED, _COMPLETED))
         if offered is not None and completed is not None and is_saturated(offered, completed):
             saturated.append(Saturated(row["router"], offered, completed))
@@ -230,8 +231,8 @@ def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocume
     apart = sum(each["separated_pairs"] for each in validation["ranking"])
     case: TrustCase = _judged(rows, [each for each in validation["coverage"].values() if each]) if rows else "unserved"
     long_run = long_run_accuracies(comparison)
-    worlds: tuple[InWorld, InWorld] = ("hardware", "simulated")
-    real, simulated = (validated(validation, world, long_run=long_run).winner for world in worlds)
+    sides: tuple[SideName, SideName] = ("executors", "simulated")
+    real, simulated = (validated(validation, side, long_run=long_run).winner for side in sides)
     several = len({row["load"] for row in validation["rows"]}) > 1
     ranges = [interval for row in rows for measure in PREDICTED if (interval := row["predicted"].get(measure.stem))]
     return _MOODS.get(case, "open"), Trust(

@@ -84,9 +84,9 @@ LEAST_SPAN_PCT: Final = 0.5  # of an axis of accuracies, so that hundredths do n
 HALF_SPANS: Final = (-LEAST_SPAN_PCT / 2, LEAST_SPAN_PCT / 2)
 FLOOR: Final[Mapping[str, Any]] = {"color": "#888", "linestyle": ":", "linewidth": 1.2}
 LITTLE = 0.005  # of a bar: invisibly small
-WORLDS: Final = ("simulated", "on executors")
-FILLS: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("none", "full"), strict=True))
-LINES: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("-", "--"), strict=True))
+SIDES: Final = ("simulated", "on executors")
+FILLS: Final[Mapping[str, Any]] = dict(zip(SIDES, ("none", "full"), strict=True))
+LINES: Final[Mapping[str, Any]] = dict(zip(SIDES, ("-", "--"), strict=True))
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
@@ -104,7 +104,7 @@ class Latencies:
     """One curve of the latency distributions."""
 
     router: str
-    world: str
+    side: str
     latencies_s: Sequence[float]
 
 
@@ -162,14 +162,14 @@ def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: 
 def joint_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
     """Draw one legend of all panels, in which each label is once, widths before the rest; none without labels."""
     entries = [panel.get_legend_handles_labels() for panel in panels]
-    legend = {label: handle for each in entries for handle, label in zip(*each, strict=True)}
+    legend = {label: handle for entry in entries for handle, label in zip(*entry, strict=True)}
     if labels := sorted(legend, key=lambda label: not label.startswith("width ")):
         figure.legend([legend[label] for label in labels], labels, loc="outside lower center", ncols=columns)
 
 
-def _worlds_legend(figure: Figure, worlds: Collection[str]) -> None:
+def _sides_legend(figure: Figure, sides: Collection[str]) -> None:
     """Draw the legend of the lines' styles, if there is more than one."""
-    if len(worlds) > 1:
+    if len(sides) > 1:
         handles = [Line2D([], [], color=GREY, linestyle=line) for line in LINES.values()]
         figure.legend(handles, list(LINES), loc="outside upper center", ncols=2)
 
@@ -189,7 +189,7 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
         for curve in curves:
             shares = np.linspace(0.001, 1.0, CDF_POINTS)
             times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
-            axes.plot(times_ms, 100 * shares, LINES[curve.world], color=colors[curve.router])
+            axes.plot(times_ms, 100 * shares, LINES[curve.side], color=colors[curve.router])
             handles[curve.router] = Line2D([], [], color=colors[curve.router])
         if any(max(curve.latencies_s) > DECADE * min(curve.latencies_s) for curve in curves):
             axes.set_xscale("log")
@@ -198,7 +198,7 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
             xlabel="latency, ms (arrival to last segment done)", ylabel="images done within it, %", ylim=(0, 100.5)
         )
         _legend(figure, list(handles.values()), list(handles), 3, "outside lower center")
-        _worlds_legend(figure, {curve.world for curve in curves})
+        _sides_legend(figure, {curve.side for curve in curves})
     return figure
 
 
@@ -210,33 +210,33 @@ class Point(NamedTuple):
     accuracy: float
     cost_errors: tuple[float, float] = (0.0, 0.0)
     accuracy_errors: tuple[float, float] = (0.0, 0.0)
-    world: str = WORLDS[1]  # drawn filled; hollow: simulated, next to it
+    side: str = SIDES[1]  # drawn filled; hollow: simulated, next to it
     is_flagged: bool = False
 
 
 def standings(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Point]:
     """Return p99 latency and accuracy of the routers that executors ran, predicted and measured, or were compared."""
     if validation is None or not validation["rows"]:
-        return [] if comparison is None else [_standing(each, WORLDS[0]) for each in compared(comparison, P99).judged]
+        return [] if comparison is None else [_standing(each, SIDES[0]) for each in compared(comparison, P99).judged]
     long_run = long_run_accuracies(comparison)
     real, promised = (
-        validated(validation, world, of=P99, long_run=long_run).judged for world in ("hardware", "simulated")
+        validated(validation, side, of=P99, long_run=long_run).judged for side in ("executors", "simulated")
     )
     load = middle_load(row["load"] for row in validation["rows"])
     ranges = {row["router"]: row["predicted"].get(P99.stem) for row in validation["rows"] if row["load"] == load}
     ran = {router.router for router in real}
-    predicted = [_standing(router, WORLDS[0], ranges[router.router]) for router in promised if router.router in ran]
-    return [*predicted, *(_standing(router, WORLDS[1]) for router in real)]
+    predicted = [_standing(router, SIDES[0], ranges[router.router]) for router in promised if router.router in ran]
+    return [*predicted, *(_standing(router, SIDES[1]) for router in real)]
 
 
-def _standing(router: RankedRouter, world: str, predicted: Range | None = None) -> Point:
+def _standing(router: RankedRouter, side: str, predicted: Range | None = None) -> Point:
     half_s = router.interval["ci95"] or 0.0
     middle_s, errors_s = router.mean, (half_s, half_s)
     if predicted is not None:
         middle_s = predicted["median"]
         errors_s = middle_s - predicted["low"], predicted["high"] - middle_s
     below, above = (1000 * error_s for error_s in errors_s)
-    return Point(router.router, 1000 * middle_s, 100 * router.accuracy, (below, above), world=world)
+    return Point(router.router, 1000 * middle_s, 100 * router.accuracy, (below, above), side=side)
 
 
 def ranking_chart(
@@ -262,9 +262,9 @@ def ranking_chart(
         for text, router in zip(legend.get_texts(), markers, strict=True):
             text.set_fontweight("bold" if router in first else "normal")
         style: Any = {"marker": "o", "linestyle": "none", "color": "#444"}
-        worlds = dict.fromkeys(point.world for point in points)
-        fills: Mapping[str, Any] = FILLS if len(worlds) > 1 else dict.fromkeys(worlds, "full")
-        handles = [Line2D([], [], fillstyle=fill, label=world, **style) for world, fill in fills.items()]
+        sides = dict.fromkeys(point.side for point in points)
+        fills: Mapping[str, Any] = FILLS if len(sides) > 1 else dict.fromkeys(sides, "full")
+        handles = [Line2D([], [], fillstyle=fill, label=side, **style) for side, fill in fills.items()]
         handles += [Line2D([], [], label="floor", **FLOOR)] if floor else []
         figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
@@ -324,12 +324,12 @@ def _point(row: Mapping[str, Any], cost: Measure, accuracy: Measure) -> Point:
 def _draw_points(axes: Axes, points: Sequence[Point], colors: Mapping[str, str]) -> dict[str, Any]:
     """Draw points with their intervals and their front; returns what the legend needs: by name what was drawn.
 
-    A router that leaves too many images unserved is flagged, and on no front. Of two worlds the front is of the second.
+    A router that leaves too many images unserved is flagged, and on no front. two sides the front is of the second.
     """
     markers = dict[str, Any]()
-    is_single = len({point.world for point in points}) < 2
+    is_single = len({point.side for point in points}) < 2
     for point in points:
-        is_filled = is_single or point.world == WORLDS[1]
+        is_filled = is_single or point.side == SIDES[1]
         index = list(colors).index(point.router)
         axes.update_datalim([(point.cost, point.accuracy + half) for half in HALF_SPANS])
         (markers[flagged(point.router, point.is_flagged)],) = axes.plot(
@@ -347,7 +347,7 @@ def _draw_points(axes: Axes, points: Sequence[Point], colors: Mapping[str, str])
         errors: Any = {"xerr": np.reshape(point.cost_errors, (2, 1)), "yerr": np.reshape(point.accuracy_errors, (2, 1))}
         style: Any = {"fmt": "none", "ecolor": colors[point.router], "alpha": 0.5, "elinewidth": 1.4, "zorder": 1.5}
         axes.errorbar(point.cost, point.accuracy, **errors, **style)
-    judged = [point for point in points if point.world == points[-1].world and not point.is_flagged]
+    judged = [point for point in points if point.side == points[-1].side and not point.is_flagged]
     front = router_comparison.pareto_front(
         [router_comparison.ParetoPoint(point.router, point.accuracy, point.cost) for point in judged]
     )
@@ -369,13 +369,13 @@ def _frame_costs(axes: Axes, costs: Sequence[float], ticks: int) -> None:
     axes.autoscale(False)
 
 
-def over_time(worlds: Mapping[str, Sequence[Telemetry]]) -> Figure:
+def over_time(sides: Mapping[str, Sequence[Telemetry]]) -> Figure:
     """Draw utilization and power along the run, a row of panels a server: simulated solid, on executors dashed."""
-    count = max(map(len, worlds.values()))
+    count = max(map(len, sides.values()))
     with canvas(WIDTH, 0.9 + 1.25 * count, count, 2, sharex=True, sharey="col", squeeze=False) as (figure, grid):
-        for world, servers in worlds.items():
+        for side, servers in sides.items():
             for index, (server, (left, right)) in enumerate(zip(servers, grid, strict=True)):
-                style: Any = {"color": COLORS[index % len(COLORS)], "linestyle": LINES[world], "linewidth": 1.1}
+                style: Any = {"color": COLORS[index % len(COLORS)], "linestyle": LINES[side], "linewidth": 1.1}
                 times_s = _thinned(server.times_s)
                 left.plot(times_s, 100 * _thinned(server.utilization), **style)
                 right.plot(times_s, _thinned(server.power_w), **style)
@@ -386,7 +386,7 @@ def over_time(worlds: Mapping[str, Sequence[Telemetry]]) -> Figure:
         for panel in grid[-1]:
             panel.set_xlabel("time, s")
         figure.align_ylabels()
-        _worlds_legend(figure, worlds)
+        _sides_legend(figure, sides)
     return figure
 
 
@@ -405,10 +405,10 @@ def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(bars[0])}
     stages = [stage for stage in colors if any(bar[stage] > LITTLE * sum(bar.values()) for bar in bars)] or list(colors)
     with canvas(WIDTH, 1.3 + 0.55 * len(rows)) as (figure, axes):
-        for offset, world, hatch in ((-0.2, "simulated", ""), (0.2, "hardware", "////")):
+        for offset, side, hatch in ((-0.2, "simulated", ""), (0.2, "executors", "////")):
             positions = np.arange(len(rows)) + offset
-            spent_s = np.array([[row["stages_s"][world][stage] for stage in stages] for row in rows])
-            totals_s = np.array([sum(row["stages_s"][world].values()) for row in rows])
+            spent_s = np.array([[row["stages_s"][side][stage] for stage in stages] for row in rows])
+            totals_s = np.array([sum(row["stages_s"][side].values()) for row in rows])
             shares = 100 * spent_s / np.where(totals_s > 0, totals_s, 1.0)[:, None]
             left = np.cumsum(shares, axis=1) - shares
             for number, stage in enumerate(stages):

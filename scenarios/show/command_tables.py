@@ -166,7 +166,7 @@ def format_cluster(checked: CheckedCluster) -> str:
     """Format tables, then a line for each thing that does not fit, or that all does."""
     head = [Column(name, is_text=True) for name in ("host", "servers", "devices", "python", "torch", "code")]
     head += [Column("cores"), Column("memory free", "GB", 1, 1 / GB), Column("disk free", "GB", 1, 1 / GB)]
-    tables = [Table(head, [_host(each) for each in checked.hosts], "Hosts")]
+    tables = [Table(head, [_host(host) for host in checked.hosts], "Hosts")]
     if checked.measured is not None:
         tables += _between(checked.measured)
     return "\n".join([to_text(tables), *lines_of("check", "cluster", checked)])
@@ -181,8 +181,8 @@ def _host(host: CheckedHost) -> list[Cell]:
 
 
 def _between(measured: ClusterMeasurements) -> list[Table]:
-    clocks = [[each.host, each.offset_s, each.error_s] for each in measured.clocks]
-    links = [[each.source, each.destination, each.latency_s, each.bandwidth_bytes_s] for each in measured.links]
+    clocks = [[clock.host, clock.offset_s, clock.error_s] for clock in measured.clocks]
+    links = [[link.source, link.destination, link.latency_s, link.bandwidth_bytes_s] for link in measured.links]
     title = "Links (measured; a move's command and answer are part of its latency)"
     between = [Column("from"), Column("to", is_text=True), Column("latency", "ms", 3, 1e3), Column("MB/s", "", 0, 1e-6)]
     return [
@@ -232,11 +232,11 @@ def format_load(document: Mapping[str, Any]) -> str:
     head += [Column("answered"), Column("refused", "429"), Column("late", "504"), Column("unanswered"), Column("other")]
     head += [Column("lag p99", "ms", 1, 1e3)]
     row = [document[name] for name in ("offered_img_s", "goodput_img_s")]
-    row += [document["latency_s"][each.head] for each in latencies]
+    row += [document["latency_s"][latency.head] for latency in latencies]
     other = document["requests"] - sum(document[name] for name in fates)
     row += [*(document[name] for name in fates), other, document["lag_p99_s"]]
     of_classes = [
-        [name, *(metrics["latency_s"][each.head] for each in latencies), metrics["answered"], metrics["requests"]]
+        [name, *(metrics["latency_s"][latency.head] for latency in latencies), metrics["answered"], metrics["requests"]]
         for name, metrics in document.get("classes", {}).items()
     ]
     tables = [Table(head, [row], f"{document['requests']} requests of {document['images']} to {document['url']}")]

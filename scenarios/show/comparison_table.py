@@ -40,7 +40,7 @@ def comparison_table(comparison: ComparisonDocument) -> Table:
     measures = [*promised, *served_measures(served.values()), *COMPARED]
     changes_head, changes = _changes(comparison)
     fronts_head, fronts = _fronts(comparison) if len(compared) > 1 else ([], {})
-    head = [Column("router"), *(column(each, each.title, _origin(each, comparison)) for each in measures)]
+    head = [Column("router"), *(column(measure, measure.title, _origin(measure, comparison)) for measure in measures)]
     rows = [
         [
             _name(row),
@@ -88,7 +88,9 @@ def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, li
     if (paired := comparison["paired"]) is None:
         return [], {}
     measures = _CHANGES.values()
-    cells = {row["router"]: [ratio_change(row[each.name]["ratio"]) for each in measures] for row in paired["rows"]}
+    cells = {
+        row["router"]: [ratio_change(row[measure.name]["ratio"]) for measure in measures] for row in paired["rows"]
+    }
     return columns(*_CHANGES), cells
 
 

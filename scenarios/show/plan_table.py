@@ -19,7 +19,7 @@ RUN: Final = "Run"
 def format_plan(plan: Plan) -> str:
     """Format all of it; below it what to type next."""
     choice = plan.of(plan.choice)
-    plain = [each for each in plan.routers if each.role != "candidate"]
+    plain = [router for router in plan.routers if router.role != "candidate"]
     parts = [Answer(RUN, lines_of("plan", "choice", plan, choice))]
     if choice is not None:
         parts.append(Answer("Replication", lines_of("plan", "beside", plan, choice, plain)))

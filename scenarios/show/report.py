@@ -30,6 +30,7 @@ from kit import strict
 from kit.documents import read_text, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
+from scenarios.experiment.scenario_building import SCENARIO_FILE
 from scenarios.files.bundled_files import PPO, made_name
 from scenarios.files.scenario_reading import read_profile
 from scenarios.metrics.fidelity import ValidationDocument, middle_load
@@ -59,7 +60,6 @@ from scenarios.show.validation_table import (
 )
 from scenarios.show.wording import environment, say
 from scenarios.terminal.screen import visible_text
-from scenarios.world.scenario_building import SCENARIO_FILE
 from sim.device_profile import Profile
 
 # ---------------------------------------------------------------------------------------------------------------- pages
@@ -121,7 +121,7 @@ def page(
     }
     text = templates.get_template("page.html.j2").render(
         title=title,
-        sections=[each for each in sections if each.blocks or each.notes],
+        sections=[section for section in sections if section.blocks or section.notes],
         badges=badges,
         answers=answers,
         top=top,
@@ -146,7 +146,7 @@ def _interval(cell: str) -> Markup:
 
 
 MAX_TRACES = 600_000  # bytes of packed timelines in a page, which can still be mailed
-WORLD_WORDS: Final = dict(zip(("simulation", "hardware"), charts.WORLDS, strict=True))
+SIDE_WORDS: Final = dict(zip(("simulation", "executors"), charts.SIDES, strict=True))
 CHARTED_PROFILES = 4  # of some 220 kB each
 PERFETTO: Final = Markup('<a href="https://ui.perfetto.dev/" target="_blank" rel="noopener"{} data-title="{}">{}</a>')
 
@@ -220,7 +220,7 @@ def save_picture(folders: Sequence[Path], picture: Path, say: Callable[[str], No
     materials = {folder: gather(RunFolder(folder)) for folder in folders}
     material, *others = materials.values()
     curves = _latency_curves(material)
-    real = {curve.router for curve in curves if curve.world == charts.WORLDS[1]}
+    real = {curve.router for curve in curves if curve.side == charts.SIDES[1]}
     if not others and real:
         curves = [curve for curve in curves if curve.router in real]
         charts.save(charts.latency_distributions(curves, material.colors), picture)
@@ -301,7 +301,7 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
     accuracy = material.comparison["accuracy_provenance"] if material.comparison else MEASURED
     if accuracy != MEASURED:
         yield "datasheet", f"accuracy: {accuracy}"
-    yield from (("", WORLD_WORDS[world]) for world in dict.fromkeys(run.result["mode"] for run in material.runs))
+    yield from (("", SIDE_WORDS[side]) for side in dict.fromkeys(run.result["mode"] for run in material.runs))
     yield from (("", f"{server}: {profile.device.name}") for server, profile in material.profiles.items())
 
 
@@ -375,12 +375,12 @@ def _on_executors(validation: ValidationDocument) -> Iterator[Table | Chart | Se
 
 def _latency(material: Material) -> Iterator[Chart]:
     if curves := _latency_curves(material):
-        has_both = len({curve.world for curve in curves}) > 1
+        has_both = len({curve.side for curve in curves}) > 1
         yield Chart(charts.latency_distributions(curves, material.colors), say("report", "latencies", has_both))
 
 
 def _latency_curves(material: Material) -> list[charts.Latencies]:
-    runs = [(run.result["router"], WORLD_WORDS[run.result["mode"]], _latencies_s(run)) for run in material.first_runs]
+    runs = [(run.result["router"], SIDE_WORDS[run.result["mode"]], _latencies_s(run)) for run in material.first_runs]
     return [charts.Latencies(*run) for run in runs if run[-1]]
 
 
@@ -410,18 +410,18 @@ def _over_time(material: Material) -> Iterator[Table | Chart]:
     downtimes = []
     for run in material.runs:
         repeat = f"repeat {run.repeat}" if run.repeat else ""
-        parts = (WORLD_WORDS[run.result["mode"]], run.point, f"seed {run.result['seed']}", repeat)
+        parts = (SIDE_WORDS[run.result["mode"]], run.point, f"seed {run.result['seed']}", repeat)
         downtimes.append((", ".join(filter(None, parts)), run.result))
     if table := downtime_table(downtimes):
         yield table
     routers = list(dict.fromkeys(run.result["router"] for run in material.first_runs))
     best = [name for name in places(material.comparison, material.validation) if name in routers]
     for router in dict.fromkeys((*routers[:1], *[*best, *routers[-1:]][:1])):
-        runs = {WORLD_WORDS[run.result["mode"]]: run for run in material.first_runs if run.result["router"] == router}
-        worlds = {world: telemetry for world, run in runs.items() if (telemetry := _telemetry(run))}
-        if worlds:
-            seeds = {world: runs[world].result["seed"] for world in worlds}
-            yield Chart(charts.over_time(worlds), say("report", "over_time", router, seeds))
+        runs = {SIDE_WORDS[run.result["mode"]]: run for run in material.first_runs if run.result["router"] == router}
+        sides = {side: telemetry for side, run in runs.items() if (telemetry := _telemetry(run))}
+        if sides:
+            seeds = {side: runs[side].result["seed"] for side in sides}
+            yield Chart(charts.over_time(sides), say("report", "over_time", router, seeds))
     traced = [run for run in material.first_runs if (run.path / "timeline.json").exists()]
     if traced:
         yield Table((), (), notes=_timelines(traced))
@@ -451,7 +451,7 @@ def _timelines(runs: Sequence[StoredRun]) -> list[Markup]:
             embedded.add(number)
     links, files = [], []
     for number, run in enumerate(runs):
-        title = f"{run.result['router']}, {WORLD_WORDS[run.result['mode']]}"
+        title = f"{run.result['router']}, {SIDE_WORDS[run.result['mode']]}"
         trace = Markup(' data-trace="{}"').format(packed[number]) if number in embedded else ""
         links.append(PERFETTO.format(trace, title, title))
         href = quote((run.path / "timeline.json").relative_to(run.folder.path).as_posix())

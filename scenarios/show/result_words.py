@@ -67,8 +67,8 @@ def slo_measures(slo: SloDocument | None) -> list[Measure]:
 def slo_text(result: Result) -> str | None:
     """Describe in how much of a run its promise was kept; None if there is none."""
     measures = slo_measures(result["slo"])
-    shares = [NONE if each.of(result) is None else f"{number(each.of(result), 1, 100)} %" for each in measures]
-    parts = zip((each.title.removeprefix("SLO attainment, ") for each in measures[1:]), shares[1:], strict=True)
+    shares = [NONE if measure.of(result) is None else f"{number(measure.of(result), 1, 100)} %" for measure in measures]
+    parts = zip((measure.title.removeprefix("SLO attainment, ") for measure in measures[1:]), shares[1:], strict=True)
     return say("results", "attainment", result["slo"], shares[0], list(parts)) if measures else None
 
 

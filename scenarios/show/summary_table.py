@@ -68,18 +68,18 @@ def validated_classes(validation: ValidationDocument | None) -> Table | None:
     if validation is None or not validation["pairs"]:
         return None
     rows = [
-        ((pair["router"], f"{pair['seed']}", world), result.get("classes", {}))
+        ((pair["router"], f"{pair['seed']}", side), result.get("classes", {}))
         for pair in validation["pairs"]
-        for world, result in (("executors", pair["hardware"]), ("simulation", pair["simulated"]))
+        for side, result in (("executors", pair["executors"]), ("simulation", pair["simulated"]))
     ]
-    slo = validation["pairs"][0]["hardware"]["slo"]
-    return classes_table(slo, rows, "router", "seed", "world", title="By class, in both worlds")
+    slo = validation["pairs"][0]["executors"]["slo"]
+    return classes_table(slo, rows, "router", "seed", "side", title="By class, in simulation and on executors")
 
 
 def summary_table(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Table | None:
     """Return executors' and simulated figures, or simulated ones alone; of saturated runs alone their throughput."""
     if validation is not None and validation["rows"]:
-        return _of_both_worlds(comparison, validation)
+        return _of_both_sides(comparison, validation)
     if comparison is not None:
         return _of_simulation(comparison)
     return next(iter(saturation_tables(validation)), None) if validation is not None else None
@@ -95,7 +95,7 @@ def places(comparison: ComparisonDocument | None, validation: ValidationDocument
 
 def _ranking(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Ranking | None:
     if validation is not None and validation["rows"]:
-        return validated(validation, "hardware", long_run=long_run_accuracies(comparison))
+        return validated(validation, "executors", long_run=long_run_accuracies(comparison))
     return None if comparison is None else compared(comparison)
 
 
@@ -105,7 +105,7 @@ def _of_simulation(comparison: ComparisonDocument) -> Table:
     last = ATTAINMENT[0] if slo_measures(comparison["slo"]) else _THROUGHPUT
     measures = [_P99, accuracy_measure(rows), _ENERGY, _MEAN, last]
     head = [Column("router"), *(column(measure, measure.title) for measure in measures)]
-    cells = [[flagged(row["router"], row["is_flagged"]), *(each.of(row) for each in measures)] for row in rows]
+    cells = [[flagged(row["router"], row["is_flagged"]), *(measure.of(row) for measure in measures)] for row in rows]
     if comparison["pareto"]["bounds"].get(_MEAN.name):
         gaps = {row["router"]: row["gap_pct"] for row in comparison["pareto"]["fronts"][_MEAN.name]}
         head[-1] = Column(f"{_MEAN.head} over bound", "%", 0, signed=True)
@@ -118,7 +118,7 @@ def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
     return plural(max(len(row["seeds"]) for row in rows), "seed")
 
 
-def _of_both_worlds(comparison: ComparisonDocument | None, validation: ValidationDocument) -> Table:
+def _of_both_sides(comparison: ComparisonDocument | None, validation: ValidationDocument) -> Table:
     """Return executors' figures, simulation's for the same arrivals, and those of many simulated runs, if any."""
     real = {row["router"]: row for row in rows_at_middle(validation["rows"])}
     long = {} if comparison is None else {row["router"]: row for row in comparison["rows"]}

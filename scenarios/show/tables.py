@@ -65,7 +65,7 @@ def ratio_change(ratio: PairedRatio) -> str:
     if ratio["ratio"] is None:
         return NONE
     values = [each for each in (ratio["ratio"], ratio["low"], ratio["high"]) if each is not None]
-    mean, *ends = (number(each - 1, 1, 100, signed=True) for each in values)
+    mean, *ends = (number(value - 1, 1, 100, signed=True) for value in values)
     return f"{mean} ({' to '.join(ends)}) %" if ends else f"{mean} %"
 
 

@@ -30,9 +30,9 @@ from scenarios.show.wording import lines_of, say
 from sim.device_profile import origin_of
 
 AnyRow = Row | SaturatedRow
-WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
+SIDES: Final[Mapping[Literal["simulated", "executors"], str]] = {
     "simulated": "in simulation",
-    "hardware": "on executors",
+    "executors": "on executors",
 }
 CPU_MEANING = (
     "what the router or a worker (but of a CPU device) took of a core, or all of them of the cores that they share, "
@@ -91,7 +91,7 @@ _DISTURBANCES: Final = (
 
 def emulated_devices(validation: ValidationDocument) -> str:
     """Describe the executors' devices if they were emulated, `emulated x20`; empty if they were real."""
-    slowdowns = {slowdown for pair in validation["pairs"] for slowdown in pair["hardware"]["emulated_slowdowns"]}
+    slowdowns = {slowdown for pair in validation["pairs"] for slowdown in pair["executors"]["emulated_slowdowns"]}
     return origin_of("emulated", sorted(slowdowns)) if slowdowns else ""
 
 
@@ -170,7 +170,7 @@ def prediction_cells(row: Row | None, measure: Measure) -> list[str]:
     if row is None:
         return [NONE] * 3
     predicted, measured = row["predicted"].get(measure.stem), row["measured"][measure.stem]
-    covered, mean = row["coverage"].get(measure.stem), row["hardware"][measure.stem]["mean"]
+    covered, mean = row["coverage"].get(measure.stem), row["executors"][measure.stem]["mean"]
     return [
         NONE if predicted is None else _range(measure, predicted["median"], predicted["low"], predicted["high"]),
         NONE if measured is None or mean is None else _range(measure, mean, measured["least"], measured["most"]),
@@ -193,19 +193,19 @@ def _name(row: AnyRow) -> str:
 
 def _served_columns(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """Return how much simulation and executors served of what arrived: the columns, and each row's cells."""
-    measures = served_measures(row["served"][world] for row in rows for world in WORLDS)
-    head = [Column(f"{each.head} sim./exec.", each.unit, meaning=each.meaning) for each in measures]
-    return head, [[_both(row, each) for each in measures] for row in rows]
+    measures = served_measures(row["served"][side] for row in rows for side in SIDES)
+    head = [Column(f"{measure.head} sim./exec.", measure.unit, meaning=measure.meaning) for measure in measures]
+    return head, [[_both(row, measure) for measure in measures] for row in rows]
 
 
 def _both(row: AnyRow, measure: Measure) -> str:
-    return "/".join(column(measure).text(measure.of({"shares": row["served"][world]})) for world in WORLDS)
+    return "/".join(column(measure).text(measure.of({"shares": row["served"][side]})) for side in SIDES)
 
 
 def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
     """Return which routers left images unserved, simulated or on executors: few, and many."""
     return unserved_lines(
-        (row["router"], f" {text}", row["served"][world]) for row in rows for world, text in WORLDS.items()
+        (row["router"], f" {text}", row["served"][side]) for row in rows for side, text in SIDES.items()
     )
 
 
@@ -213,9 +213,9 @@ def stages_table(rows: Sequence[Row]) -> Table:
     """Return mean milliseconds an image spent in each stage, simulated/on executors; no rows if no run kept them."""
     body = []
     for row in rows:
-        simulated, hardware = row["stages_s"]["simulated"], row["stages_s"]["hardware"]
-        if simulated is not None and hardware is not None:
-            pairs = ((number(of.get(name), 2, 1000) for of in (simulated, hardware)) for name in STAGES)
+        simulated, executors = row["stages_s"]["simulated"], row["stages_s"]["executors"]
+        if simulated is not None and executors is not None:
+            pairs = ((number(of.get(name), 2, 1000) for of in (simulated, executors)) for name in STAGES)
             body.append([_name(row), *map("/".join, pairs)])
     title = f"{say('validation', 'load', rows[0])}: where an image's time goes, simulated/on executors, ms"
     return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title)
@@ -242,7 +242,7 @@ def saturation_tables(validation: ValidationDocument) -> list[Table]:
 
 def _kept_up(row: SaturatedRow) -> str:
     """Return whether simulation or executors kept up with arrivals, if one did: it was not saturated."""
-    kept_up = [world for world, is_saturated in row["saturated"].items() if not is_saturated]
+    kept_up = [side for side, is_saturated in row["saturated"].items() if not is_saturated]
     return f"not saturated: {', '.join(kept_up)}" if kept_up else ""
 
 

@@ -158,11 +158,11 @@ class Program:
             p.after_pause_at = self._writer.add(host.after_pause, np.float64)
             p.host_devices_at, p.host_devices = self._writer.add([*host.devices, NONE]), len(host.devices)
         p.anywhere = config.micro_batch_key == "any"
-        p.sheds, p.mean_top1 = config.shed_expired, cluster.prior.mean_top1
+        p.sheds, p.mean_accuracy = config.shed_expired, cluster.prior.mean_accuracy
         p.carried_img_s = config.carried_img_s
         p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
-        top1 = dict(zip(config.width_tuples(), config.top1, strict=bool(config.top1)))
-        p.top1_at = self._writer.add(self.by_tuple(top1.__getitem__), np.float64) if top1 else NONE
+        accuracies = dict(zip(config.width_tuples(), config.accuracies, strict=bool(config.accuracies)))
+        p.top1_at = self._writer.add(self.by_tuple(accuracies.__getitem__), np.float64) if accuracies else NONE
         p.logs_at = self._writer.add(_logs())
         return p
 

@@ -212,7 +212,7 @@ def credit_given_up(c: Cluster, p: Parameters, request: Request, now: int) -> No
         batching_delay, credited = BatchingDelayMade(request, _OF_REQUEST, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
         terms = credited.terms
-        terms.accuracy = p.alpha * (0.0 - p.mean_top1 if p.centre else 0.0)
+        terms.accuracy = p.alpha * (0.0 - p.mean_accuracy if p.centre else 0.0)
         terms.latency = -p.beta * ((now - batching_delay.entered_ns) / _NS)
         terms.energy = -p.gamma * (energy_j(c, p, now) - batching_delay.entered_j)
         terms.imbalance = -p.delta * utilization_variance(c, p)

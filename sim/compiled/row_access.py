@@ -301,7 +301,7 @@ def close_micro_batch(c: Cluster, p: Parameters, micro_batch: MicroBatch, now: i
     terms = credited.terms
     c.credits += 1
     credited.decision, credited.tag = micro_batch.decision, micro_batch.tag
-    terms.accuracy = p.alpha * (p_acc - p.mean_top1 if p.centre else p_acc)
+    terms.accuracy = p.alpha * (p_acc - p.mean_accuracy if p.centre else p_acc)
     terms.latency = -p.beta * latency_s
     terms.energy = -p.gamma * (micro_batch_j / members)
     terms.imbalance = -p.delta * utilization_variance(c, p)

@@ -418,7 +418,7 @@ class Parameters(Record):
     spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
-    mean_top1 = REAL
+    mean_accuracy = REAL
     carried_img_s = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
     tallies_at = INT

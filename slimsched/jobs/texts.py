@@ -327,9 +327,7 @@ def bound_text(document: Row) -> str:
 def whatif_text(document: Row, changes: Sequence[str]) -> str:
     """Describe before and after, and the change in one sentence a policy."""
     runs = [
-        {"policy": row["policy"], "world": world, **row[world]}
-        for row in document["policies"]
-        for world in ("now", "then")
+        {"policy": row["policy"], "when": when, **row[when]} for row in document["policies"] for when in ("now", "then")
     ]
     table = _table("whatif", runs, notes=[say("whatif_intervals", document), _coverage(document)])
     return to_text(

@@ -41,7 +41,7 @@ from slimsched.results import CommandResult
 from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
-    from jobs.job_scenario import JobsCase
+    from jobs.job_scenario import JobExperiment
     from jobs.learning.scoring_network import NamedPolicy
     from jobs.learning.training import Windows
     from jobs.policy_comparison import Bound
@@ -289,35 +289,35 @@ def compare(
     from slimsched.jobs.comparison_page import build_report, prices_chart
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
-    case = _case(scenario, policies, changes=changes_of(changes))
+    experiment = _experiment(scenario, policies, changes=changes_of(changes))
     if against_log:
         with _progress("replaying the log", 1) as progress:
-            document = validation_document(case, case.policies[0], core_count())
+            document = validation_document(experiment, experiment.policies[0], core_count())
             progress.update()
         return CommandResult(document, validation_text(document))
     folder = None if out is None else Path(out)
-    with _progress("policies", len(case.policies), unit="run") as progress:
+    with _progress("policies", len(experiment.policies), unit="run") as progress:
 
         def on_run(name: str, was_there: bool) -> None:
             progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
             progress.update()
 
-        runs = run_all(case, min(core_count(), len(case.policies)), folder, on_run)
-    first = case.policies[0]
+        runs = run_all(experiment, min(core_count(), len(experiment.policies)), folder, on_run)
+    first = experiment.policies[0]
     kinds = (False, True) if len(runs) > 1 else (first.policy.is_preemptive,)
-    bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
+    bounds = _bounds(experiment, kinds) if experiment.scenario.bound.passes else []
     if len(runs) > 1:
-        document = comparison_document(case, runs, bounds)
-        if (more := guarded(case, document)) is not None:
+        document = comparison_document(experiment, runs, bounds)
+        if (more := guarded(experiment, document)) is not None:
             with _progress(f"{more.name}, as the longest wait grows", 1) as progress:
-                runs |= run_all(replace(case, policies=(more,)), 1, folder)
+                runs |= run_all(replace(experiment, policies=(more,)), 1, folder)
                 progress.update()
-            case = replace(case, policies=(*case.policies, more))
-            document = comparison_document(case, runs, bounds) | {"guarded": more.name}
-        if case.scenario.jitter_s:
-            document["jitter"] = jitter_document(case, core_count())
+            experiment = replace(experiment, policies=(*experiment.policies, more))
+            document = comparison_document(experiment, runs, bounds) | {"guarded": more.name}
+        if experiment.scenario.jitter_s:
+            document["jitter"] = jitter_document(experiment, core_count())
     else:
-        document = result_document(case, first, runs[first.name], bounds)
+        document = result_document(experiment, first, runs[first.name], bounds)
     if folder is not None:
         write_json(folder / "comparison.json", document)
         if len(runs) > 1:
@@ -340,11 +340,11 @@ def bound(scenario: File, /) -> CommandResult:
     from jobs.policy_comparison import bound_document
     from slimsched.jobs.texts import bound_text
 
-    case = _case(scenario)
-    if not case.scenario.bound.passes:
-        raise InputError(case.source, "bound.passes", "0 leaves the bound out; allowed is 1 or more")
-    bounds = _bounds(case)
-    document = bound_document(case, bounds)
+    experiment = _experiment(scenario)
+    if not experiment.scenario.bound.passes:
+        raise InputError(experiment.source, "bound.passes", "0 leaves the bound out; expected 1 or more")
+    bounds = _bounds(experiment)
+    document = bound_document(experiment, bounds)
     return CommandResult(document, bound_text(document))
 
 
@@ -370,7 +370,7 @@ def whatif(scenario: File, /, changes: Changes = (), policies: Policies = ()) ->
     if not changes:
         raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
     changed = _changed(changes)
-    now, then = _case(scenario, policies), _case(scenario, policies, changes=changed)
+    now, then = _experiment(scenario, policies), _experiment(scenario, policies, changes=changed)
     runs = 2 * len(now.policies)
     with _progress("what if", runs) as progress:
         document = whatif_document(now, then, min(core_count(), runs))
@@ -403,14 +403,16 @@ def capacity(
     from jobs.what_if import capacity_document
     from slimsched.jobs.texts import capacity_text, say
 
-    case = _case(scenario, () if policy is None else (policy,))
-    if case.snapshot is not None:
-        raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
+    experiment = _experiment(scenario, () if policy is None else (policy,))
+    if experiment.snapshot is not None:
+        raise InputError(
+            experiment.source, "begin", "what the log found does not fit another load or cluster; begin empty"
+        )
 
     def on_trial(value: float, measured_s: float) -> None:
         observer().remark(say("tried", value, measured_s, by))
 
-    document = capacity_document(case, wait_s, of, by, on_trial)
+    document = capacity_document(experiment, wait_s, of, by, on_trial)
     return CommandResult(document, capacity_text(document))
 
 
@@ -456,14 +458,14 @@ def advise(
     if undo is not None:
         return _undone(Path(undo))
     journal_path = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
-    case = _case(scenario)
-    candidate = named_policy(policy, case.scenario, "--policy")
+    experiment = _experiment(scenario)
+    candidate = named_policy(policy, experiment.scenario, "--policy")
     advice.require_order(candidate, "--policy")
     guard_ns = _DAY_NS if age_guard_s is None else round(age_guard_s * NS_PER_S)
     if age_guard_s is not None or not candidate.policy.age_guard_ns:
         candidate = replace(candidate, policy=replace(candidate.policy, age_guard_ns=guard_ns))
     with _progress("judging what the site runs", 1) as progress:
-        error = advice.require_near(case)
+        error = advice.require_near(experiment)
         progress.update()
     past = advice.read_journal(read_text(journal_path), str(journal_path)) if journal_path.is_file() else []
     with opened_journal(journal_path) if apply else nullcontext((past, None)) as (lines, write):
@@ -471,7 +473,7 @@ def advise(
         def one_pass() -> Document:
             jobs = queue_of(slurm)
             processes = core_count() if len(jobs) > _FEW else 1
-            document = advice.advice_document(case, candidate, jobs, lines, time.time(), processes)
+            document = advice.advice_document(experiment, candidate, jobs, lines, time.time(), processes)
             document |= {"log_error": error, "journal": str(journal_path), "doubts": doubts}
             if write is not None:
                 document |= carry_out(slurm, [advice.Change(**change) for change in document["changes"]], write)
@@ -570,9 +572,9 @@ def train(
         raise InputError("out", "", f"{Path(out).name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
     file = writable_file(Path(out))
     order = policy_of(base)
-    case = _case(scenario, (), load)
-    earlier, later = Windows.split(case.jobs, case.world, length=window, warm=window)
-    spec = LearnedSpec(order.order, order.estimate, case.scenario.name)
+    experiment = _experiment(scenario, (), load)
+    earlier, later = Windows.split(experiment.jobs, experiment.cluster_model, length=window, warm=window)
+    spec = LearnedSpec(order.order, order.estimate, experiment.scenario.name)
     config = TrainingConfig(spec, earlier, epochs=epochs, episodes=episodes, seed=seed)
     processes = jobs or core_count()
     with _progress("epochs", epochs, unit="epoch") as progress:
@@ -604,12 +606,12 @@ def _progress(title: str, total: int | None = None, unit: str = "run", is_quiet:
     return Progress(title, total, unit=unit, quiet=is_quiet or observer().quiet)
 
 
-def _case(
+def _experiment(
     scenario: str | Path,
     policies: Sequence[str | Path] = (),
     load: float | None = None,
     changes: Mapping[str, Any] | None = None,
-) -> JobsCase:
+) -> JobExperiment:
     """Return the scenario, changed, with the policies and the load that are given instead of its own."""
     from jobs.job_scenario import read_case, read_scenario, require_a_fit, warnings_of
 
@@ -618,11 +620,11 @@ def _case(
         changes = {**(changes or {}), "load": load}
     names = require_unique("--policy", [*map(str, policies)])
     parsed = read_scenario(Path(scenario), changes, names)
-    case = read_case(parsed, str(scenario), profile_images_s, "--policy" if names else "")
-    require_a_fit(case)
-    for doubt in warnings_of(case):
+    experiment = read_case(parsed, str(scenario), profile_images_s, "--policy" if names else "")
+    require_a_fit(experiment)
+    for doubt in warnings_of(experiment):
         observer().remark(f"warning: {doubt}")
-    return case
+    return experiment
 
 
 def _require_load(load: float) -> None:
@@ -632,13 +634,13 @@ def _require_load(load: float) -> None:
     require_within("--load", load, 1e-6, 10.0)
 
 
-def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bound]:
+def _bounds(experiment: JobExperiment, kinds: tuple[bool, ...] = (False, True)) -> list[Bound]:
     """Compute bounds without preemption (False) and with."""
     from jobs.policy_comparison import bounds_of
     from scenarios.terminal.compiling import telling
 
     with telling(observer().remark), _progress("bounds", len(kinds), unit="bound") as progress:
-        return bounds_of(case, kinds, progress.update)
+        return bounds_of(experiment, kinds, progress.update)
 
 
 def _changed(texts: Sequence[str]) -> dict[str, Any]:
@@ -670,7 +672,7 @@ def _timezone(name: str | None) -> str | None:
     try:
         ZoneInfo(name)
     except (LookupError, ValueError, OSError):
-        problem = f"unknown {name!r:.80}; allowed are names such as UTC, Europe/Berlin, America/New_York"
+        problem = f"unknown {name!r:.80}; expected names such as UTC, Europe/Berlin, America/New_York"
         raise InputError("--timezone", "", problem) from None
     return name
 

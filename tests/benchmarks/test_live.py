@@ -28,6 +28,7 @@ from kit.documents import read_json, write_json
 from kit.errors import InputError
 from policies.router_kinds import COMPASS
 from policies.rules.rule_params import LadderRule
+from scenarios.experiment.scenario_building import make_experiment
 from scenarios.files.router_files import write_rule
 from scenarios.files.scenario_keys import ServerDownFault, StragglerFault
 from scenarios.files.scenario_reading import load_scenario
@@ -37,7 +38,6 @@ from scenarios.metrics.router_comparison import Ranking, compare_results
 from scenarios.metrics.statistics import Coverage, estimate, least_inside
 from scenarios.runs.fluid_bound import router_load_of, window_rates_img_s
 from scenarios.runs.folder import RunFolder
-from scenarios.world.scenario_building import make_world
 from tests.scenarios.test_answers import FIXED, LADDER, validation
 
 FILE = "scenarios/live/bursts.yaml"
@@ -63,7 +63,7 @@ def measured(path: Path, *routers: Any, floor: float | None = None, odd: float =
 
 
 def both(found: Measured) -> tuple[Ranking, Ranking]:
-    return outcome(found, "simulated"), outcome(found, "hardware")
+    return outcome(found, "simulated"), outcome(found, "executors")
 
 
 T, L, F = FOCAL, LADDER, FIXED
@@ -75,9 +75,9 @@ def test_values_inside_their_ranges_are_counted(tmp_path: Path) -> None:
     ours, rival, last = found["rows"]
     ours["coverage"] = {"latency_mean": coverage_of(4), "latency_p99": coverage_of(5)}
     ours["error_pct"] = {"latency_mean": -10.0, "latency_p99": 2.0}
-    ours["stages_s"] = {"simulated": {"run": 0.1, "queue": 0.2}, "hardware": {"run": 0.11, "queue": 0.23}}
+    ours["stages_s"] = {"simulated": {"run": 0.1, "queue": 0.2}, "executors": {"run": 0.11, "queue": 0.23}}
     rival["coverage"] = dict.fromkeys(ours["coverage"])
-    last["coverage"], last["served"]["hardware"]["unserved"] = ours["coverage"], 0.02
+    last["coverage"], last["served"]["executors"]["unserved"] = ours["coverage"], 0.02
     (row,) = range_rows("drawn", found)
     assert (row["router"], row["latency_mean_inside"], row["latency_p99_inside"], row["latency_p99_of"]) == (T, 4, 5, 5)
     assert (row["latency_mean_bias_pct"], row["stage"]) == (-10.0, "queue")
@@ -132,16 +132,16 @@ def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
     """However quick; a tenth of a point is forgiven. What executors lose of the accuracy counts, a hard trace not."""
     quick = [(T, 0.5, 0.5, 0.9489), (L, 1.2, 1.25, 0.95), (F, 1.3, 1.5, 0.9491)]
     found = measured(tmp_path / "run", *quick, floor=0.95)
-    real = outcome(found, "hardware")
+    real = outcome(found, "executors")
     assert ([real.first], [one.router for one in real.missed]) == ([(L,)], [T])
-    assert outcome({**found, "floor": 0.96}, "hardware").winner is None
+    assert outcome({**found, "floor": 0.96}, "executors").winner is None
     found = measured(tmp_path / "alike", (T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95), floor=0.95)
     hard = {**found, "accuracy": dict.fromkeys((T, L), estimate([0.96])), "floor": 0.96}
-    assert outcome(hard, "hardware").first == (T,), "both worlds' runs are at 0.95"
+    assert outcome(hard, "executors").first == (T,), "simulation and executors' runs are at 0.95"
     for pair in found["pairs"]:
         if pair["router"] == T:
-            pair["hardware"]["expected_accuracy"] = 0.948
-    assert [one.router for one in outcome(found, "hardware").missed] == [T]
+            pair["executors"]["expected_accuracy"] = 0.948
+    assert [one.router for one in outcome(found, "executors").missed] == [T]
     assert outcome(found, "simulated").first == (T,)
 
 
@@ -238,19 +238,20 @@ def test_the_highest_burst_leaves_the_router_room(name: str, micro_batch: int, t
     known only when
     it is tuned: nobody waits for fewer than `FEWEST`, but some may not wait at all.
     """
-    world = make_world(load_scenario(LIVE / f"{name}.yaml"), tmp_path)  # of the shipped host, whatever was run here
-    assert world.cluster.host is not None, "what the router's process costs was measured"
-    assert world.mean_rate_img_s is not None
-    peak_img_s = max(float(max(window_rates_img_s(world, seed))) for seed in world.scenario.validate_.seeds)
-    micro_batch_sizes = world.cluster.router.micro_batch_sizes
+    # of the shipped host, whatever was run here
+    experiment = make_experiment(load_scenario(LIVE / f"{name}.yaml"), tmp_path)
+    assert experiment.cluster.host is not None, "what the router's process costs was measured"
+    assert experiment.mean_rate_img_s is not None
+    peak_img_s = max(float(max(window_rates_img_s(experiment, seed))) for seed in experiment.scenario.validate_.seeds)
+    micro_batch_sizes = experiment.cluster.router.micro_batch_sizes
     shares = {}
     for at, micro_batch_size in enumerate(micro_batch_sizes):
         limited = replace(
-            world.cluster, router=replace(world.cluster.router, micro_batch_sizes=micro_batch_sizes[: at + 1])
+            experiment.cluster, router=replace(experiment.cluster.router, micro_batch_sizes=micro_batch_sizes[: at + 1])
         )
-        load = router_load_of(replace(world, cluster=limited))
+        load = router_load_of(replace(experiment, cluster=limited))
         assert load is not None
-        shares[micro_batch_size] = load.share * peak_img_s / world.mean_rate_img_s
+        shares[micro_batch_size] = load.share * peak_img_s / experiment.mean_rate_img_s
     assert min(micro_batch_size for micro_batch_size, share in shares.items() if share <= ROOM) == micro_batch, shares
     assert micro_batch >= FEWEST
 

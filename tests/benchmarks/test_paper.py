@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, RELAXED_CUT_PCT
-from scenarios.learn.ppo import train_world
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
+from scenarios.learn.ppo import train_experiment
 from scenarios.runs.simulated_runs import simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 
 SCENARIOS = Path("scenarios")
 SEED = 100  # of `compare.seeds`: no training has it
 
 
-def result_of(world: World, router: str) -> Any:
-    return simulate_metrics(world, world.router_maker(router).make(world.context), router, SEED, engine="compiled")
+def result_of(experiment: Experiment, router: str) -> Any:
+    return simulate_metrics(
+        experiment, experiment.router_maker(router).make(experiment.context), router, SEED, engine="compiled"
+    )
 
 
 @pytest.mark.slow
@@ -35,12 +37,12 @@ def test_the_papers_ppo_has_what_its_table_says(
     scenario: str, change_pct: tuple[float, float], trainings: int, tmp_path: Path
 ) -> None:
     """Latency and energy against random routing, of what is learned now; the accuracy in two of three trainings."""
-    world = load_world(SCENARIOS / f"{scenario}.yaml")
-    random, accuracies_pct = result_of(world, "random"), []
+    experiment = load_experiment(SCENARIOS / f"{scenario}.yaml")
+    random, accuracies_pct = result_of(experiment, "random"), []
     for seed in range(trainings):
         file = tmp_path / f"{seed}.safetensors"
-        train_world(world, tmp_path / str(seed), seed=seed).save(file)
-        result = result_of(world, str(file))
+        train_experiment(experiment, tmp_path / str(seed), seed=seed).save(file)
+        result = result_of(experiment, str(file))
         for of, most_pct in zip(("latency_s", "energy_j"), change_pct, strict=True):
             assert 100 * (result[of]["mean"] / random[of]["mean"] - 1) <= most_pct
             if scenario == "paper-relaxed":

@@ -72,7 +72,7 @@ def test_the_file_is_what_the_program_prints(table: PaperTable, capsys: pytest.C
 
 
 def test_no_other_table_is_smoother() -> None:
-    """At the minimum the smallest steps allowed are all that stands against the slope, none with a negative part."""
+    """At the minimum the smallest steps expected all that stands against the slope, none with a negative part."""
     shares, steps, rough = completed(), first_differences(), second_differences()
     free = np.array([widths not in PUBLISHED_PCT for widths in grid()])
     slope = (rough.T @ rough + TIE * steps.T @ steps) @ shares

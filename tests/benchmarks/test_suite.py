@@ -34,7 +34,7 @@ def test_each_number_but_the_dial_is_set_to_nothing(tmp_path: Path, monkeypatch:
         ratios = {COMPASS: 1.0, **dict.fromkeys(played, 1.0), "no-rise": 1.5}
         lost = {COMPASS: 0.0, **dict.fromkeys(played, 0.0), "no-stay": 0.5}
         cases = [
-            Case(name, 0.75, 0.001, {each: equal(0.01 * ratios[each], lost[each]) for each in ratios})
+            Case(name, 0.75, 0.001, {ratio: equal(0.01 * ratios[ratio], lost[ratio]) for ratio in ratios})
             for name in ("one", "drawn-2")
         ]
         return SuiteScore(published=(), entrants=tuple(ratios), cases=tuple(cases))

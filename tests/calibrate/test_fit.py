@@ -25,7 +25,7 @@ from policies.vocabulary import Provenance
 from sim.device_model import Sharing, clock_ratio
 from sim.device_profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
 from sim.device_tables import compile_tables
-from tests import worlds
+from tests import tiny
 from tests.calibrate.fake import (
     AWAKE_W,
     LIMIT,
@@ -289,7 +289,7 @@ def test_what_is_not_told_from_nothing_is_nothing(tmp_path: Path) -> None:
 
 def test_how_clocks_fall_above_the_cap_is_recovered() -> None:
     """From sets that would draw more than the cap: phi = 1 - a (P_u / P_cap - 1), down to the lowest that was seen."""
-    profile = worlds.profile(batches=(1, 8))
+    profile = tiny.profile(batches=(1, 8))
     curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
     sharing = Sharing(0.0, 1.0, 1.0, hosted=False)
     concurrency = Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MEASURED)
@@ -312,7 +312,7 @@ def test_how_clocks_fall_above_the_cap_is_recovered() -> None:
 
 def test_sets_a_little_above_the_cap_do_not_tell_how_clocks_fall() -> None:
     """Each is at most 1 % above and seen with errors of 1 to 3 %; ends noticed late slow all sets down alike."""
-    profile = worlds.profile(batches=(1, 8))
+    profile = tiny.profile(batches=(1, 8))
     curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
     sharing = Sharing(0.0, 1.0, 1.0, hosted=False)
     concurrency = Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MEASURED)

@@ -36,7 +36,7 @@ from hw.networks.architectures import SLIMRESNETS, SlimResNet
 from hw.transport.messages import Point
 from hw.worker.torch_outfit import ARENA_BYTES
 from tests.calibrate.fake import all_keys, model_costs
-from tests.hw.worlds import TINY
+from tests.hw.tiny import TINY
 
 Kind = Literal["cpu", "cuda"]
 

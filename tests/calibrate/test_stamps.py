@@ -10,7 +10,7 @@ from hw.device_settings import DeviceSpec
 from hw.telemetry import usable_cores
 from kit.errors import InputError
 from sim.device_profile import Profile
-from tests import worlds
+from tests import tiny
 
 GPU = {
     "kind": "cuda",
@@ -29,7 +29,7 @@ def profile_of(device: DeviceSpec) -> Profile:
     """A toy profile that was stamped on a device of this machine."""
     here = stamps_here(device)
     info = {"kind": "cpu", "name": here["device"], "vram_bytes": 1, "stamps": {"torch": here["torch"], "date": "x"}}
-    return worlds.profile(device=info, execution=device.execution())
+    return tiny.profile(device=info, execution=device.execution())
 
 
 def test_the_same_stack_differs_in_nothing() -> None:
@@ -77,9 +77,9 @@ def test_a_cpu_is_asked_for_no_driver() -> None:
 
 def test_a_profile_of_another_model_is_refused() -> None:
     """Its numbers are of other weights, whatever the stack."""
-    require_model(worlds.profile(), "0", "toy.yaml", "model.hash")
+    require_model(tiny.profile(), "0", "toy.yaml", "model.hash")
     with pytest.raises(InputError, match=r"toy.yaml: model.hash: .*model toy \(0\), this is 1234; calibrate this"):
-        require_model(worlds.profile(), "1234", "toy.yaml", "model.hash")
+        require_model(tiny.profile(), "1234", "toy.yaml", "model.hash")
 
 
 @pytest.mark.parametrize(

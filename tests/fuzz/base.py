@@ -10,10 +10,10 @@ from typing import Final
 from hw.networks.network_files import save_model
 from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.learn.ppo import PolicyNetwork
-from scenarios.world.scenario_building import load_world
-from tests.hw.worlds import tiny_model
-from tests.jobs.cases import trace_of, write_case
+from tests.hw.tiny import tiny_model
+from tests.jobs.experiments import trace_of, write_case
 from tests.scenarios.files import write_scenario
 
 MAX_CHARACTERS: Final = 2100  # of a message, the paths in it included
@@ -47,9 +47,9 @@ def base() -> dict[str, bytes]:
         texts = {"trace.csv": TRACE, "rates.csv": RATES, "sheet.yaml": SHEET, "clusters.yaml": CLUSTERS}
         for name, content in (*texts.items(), *((f"{kind}.rule.yaml", rule) for kind, rule in RULES.items())):
             (folder / name).write_text(content)
-        world = load_world(scenario)
-        limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-        spec = PolicySpec.of(world.cluster.router, limits_w, world.device_names)
+        experiment = load_experiment(scenario)
+        limits_w = tuple(profile.power.cap_w for profile in experiment.profiles)
+        spec = PolicySpec.of(experiment.cluster.router, limits_w, experiment.device_names)
         weights = {name: tensor.numpy() for name, tensor in PolicyNetwork(spec, (8,), 0).state_dict().items()}
         PPORouter(spec, weights).save(folder / "ppo.safetensors")
         save_model(folder / "model.safetensors", tiny_model(), "tiny", {})

@@ -30,7 +30,7 @@ SENTINELS: Mapping[str, Content] = {
     "beside/link": Special("link", "thesis.txt"),
     f"{HERE}/notes.txt": b"mine\n",
     f"{HERE}/full/simulation/mine/notes.txt": b"mine, too\n",
-    f"{HERE}/full/hardware/notes.txt": b"and this\n",
+    f"{HERE}/full/executors/notes.txt": b"and this\n",
     f"{HERE}/full/profiles/own.txt": b"and that\n",
     f"{HERE}/full/simulation/away": Special("link", "../../../beside"),
     f"{HERE}/away": Special("link", "../beside"),
@@ -87,7 +87,7 @@ class Box:
             if old == new or name in self._ours:
                 continue
             if old is None:
-                if not any(f"{name}/".startswith(f"{each}/") or each.startswith(f"{name}/") for each in targets):
+                if not any(f"{name}/".startswith(f"{target}/") or target.startswith(f"{name}/") for target in targets):
                     found.append(f"made {name}")
             elif not (name in targets and old[0] == "file" and new is not None and new[0] == "file"):
                 found.append(f"{'lost' if new is None else 'changed'} {name}")

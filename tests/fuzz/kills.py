@@ -253,7 +253,7 @@ def _differences(chain: Chain) -> Iterator[str]:
     if len(pairs) != len(yaml.safe_load(scenario_text())["validate"]["routers"]):
         yield f"{len(pairs)} pairs of runs are kept"
     for pair in pairs:
-        images = pair["hardware"]["images"]
+        images = pair["executors"]["images"]
         if images["arrived"] != images["completed"] + images["failed"] + images["in_flight"]:
             yield f"requests of a real run are lost: {images}"
     if told := _call(chain.box.here, "replay", RUN, "--quiet"):

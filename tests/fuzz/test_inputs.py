@@ -25,13 +25,13 @@ from hw.networks.network_files import ModelFile
 from jobs.job_scenario import read_case, read_scenario
 from jobs.job_scenario_keys import JobsScenario
 from policies.router_kinds import KINDS
+from scenarios.experiment.scenario_building import default_folder, make_experiment
 from scenarios.files.router_files import read_router, read_rule, write_rule
 from scenarios.files.scenario_keys import ChaosFault, Scenario
 from scenarios.files.scenario_reading import load_scenario, read_profile
 from scenarios.files.series_files import read_rates, read_trace
 from scenarios.learn.drawn_clusters import Clusters, read_clusters
 from scenarios.terminal.screen import exit_code
-from scenarios.world.scenario_building import default_folder, make_world
 from sim.device_profile import Profile
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
@@ -77,10 +77,10 @@ def _scenario(path: Path) -> int:
     again = path.with_name("again.yaml")
     again.write_text(found.to_yaml(), encoding="utf-8")
     assert load_scenario(again) == found
-    world = make_world(found, default_folder(found))
+    experiment = make_experiment(found, default_folder(found))
     gaps_s = [fault.mean_gap_s for fault in found.faults if isinstance(fault, ChaosFault)]
     is_short = (
-        (world.mean_rate_img_s or 0.0) * found.duration_s <= FEW_IMAGES
+        (experiment.mean_rate_img_s or 0.0) * found.duration_s <= FEW_IMAGES
         and found.duration_s <= min([60.0, *(100 * gap_s for gap_s in gaps_s)])
         and found.duration_s <= 1e4 * getattr(found.workload, "dwell_s", 1.0)
         and len(found.cluster.named_servers) <= 12

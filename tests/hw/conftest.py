@@ -8,7 +8,7 @@ import pytest
 
 from hw.networks.architectures import SlimResNet
 from hw.networks.network_files import save_model
-from tests.hw.worlds import tiny_model
+from tests.hw.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")

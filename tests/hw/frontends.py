@@ -30,7 +30,7 @@ from hw.router.local_cluster import HardwareCluster
 from hw.router.router_loop import Routing, RunProgress
 from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig
 from policies.vocabulary import Choice, ClusterView, GoalSet
-from tests.hw.worlds import TINY, Wanderer, router
+from tests.hw.tiny import TINY, Wanderer, router
 
 WIDTHS = (1.0, 0.5, 1.0)
 SLOTS = 24

@@ -27,7 +27,7 @@ from policies.replay import replay_run
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.device_choice import Hosts
 from scenarios.executors.preflight import measure_links
-from tests.hw.worlds import Wanderer, params, router, tiny_model, true_run
+from tests.hw.tiny import Wanderer, params, router, tiny_model, true_run
 
 WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})

@@ -90,7 +90,7 @@ def test_every_tuple_has_its_line_and_bits_that_agree_are_small() -> None:
 @pytest.mark.parametrize(
     "table, changes, key, problem",
     [
-        ("measured", {"schema": "slimsched.accuracy/1"}, "schema", "wanted here is 'slimsched.accuracy/2'; delete"),
+        ("measured", {"schema": "slimsched.accuracy/1"}, "schema", "expected 'slimsched.accuracy/2'; delete"),
         ("measured", {"image": 3}, "image", "did you mean 'images'"),
         ("measured", {"model": ...}, "model", "missing; it must be given"),
         ("measured", {"model": None}, "model", "must be given in a measured table"),

@@ -20,7 +20,7 @@ from hw.telemetry import BackgroundWatch, CoreWatch, GpuWatch, Used, ended_child
 from policies.run_records import BackgroundLoad
 from policies.vocabulary import NS_PER_S
 from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice, Handle
-from tests.hw.worlds import params
+from tests.hw.tiny import params
 
 Times = namedtuple("Times", "user system idle steal")
 

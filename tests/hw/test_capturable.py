@@ -15,7 +15,7 @@ from hw.networks.network_files import PRESETS, ModelFile, Network, joined, save_
 from hw.networks.slimmable import Weights
 from slimsched.cli import main
 from tests.hw.test_family import SHAPE, TORCHVISION, family, small
-from tests.hw.worlds import TinyNet
+from tests.hw.tiny import TinyNet
 
 READING = {  # what a second segment does before all else, and what is found
     "": "",

@@ -30,7 +30,7 @@ from hw.telemetry import usable_cores
 from hw.worker.lanes import WorkerSpec
 from kit.errors import InputError
 from policies.faults import WORKER_DIED, Crash, Supervision
-from policies.interfaces import AccuracyPrior, RewardWeights, top1_of
+from policies.interfaces import AccuracyPrior, RewardWeights, accuracies_of
 from policies.replay import replay_run
 from policies.run_records import RunRecord
 from policies.vocabulary import (
@@ -44,7 +44,7 @@ from policies.vocabulary import (
     ServerUp,
     TelemetrySampled,
 )
-from tests.hw.worlds import TINY, Wanderer, device, params, router, true_run
+from tests.hw.tiny import TINY, Wanderer, device, params, router, true_run
 
 pytestmark = pytest.mark.workers
 
@@ -156,7 +156,7 @@ def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model:
     """Views show them, what the table says of whom the router has completed, and who was late; the log replays."""
     goals = ((0, GoalSet(0.7, 1)), (300_000_000, GoalSet(0.8, energy_weight=2.0)))
     config = router(len(cluster.servers))
-    config = dataclasses.replace(config, top1=top1_of(config, PRIOR))
+    config = dataclasses.replace(config, accuracies=accuracies_of(config, PRIOR))
     record = cluster.run(dataclasses.replace(_run(model, 0.6), goals=goals), config, _routing())
     told = [(step.now_ns, step.event) for step in record.log if isinstance(step.event, GoalSet)]
     assert [goal for _, goal in told] == [goal for _, goal in goals]

@@ -29,8 +29,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def _samples(meter: CostMeter) -> list[tuple[Any, ...]]:
     return [
-        (each.kind, each.micro_batches_at_once, each.images, each.cpu_ns, each.done_ns, each.pause_ns)
-        for each in meter.costs
+        (cost.kind, cost.micro_batches_at_once, cost.images, cost.cpu_ns, cost.done_ns, cost.pause_ns)
+        for cost in meter.costs
     ]
 
 
@@ -57,7 +57,7 @@ def test_a_turn_of_two_messages_and_two_decisions(clock: Clock) -> None:
         ("decision", 1, 3, 30 + 10, 10, 0),
         ("decision", 1, 1, 16 + 10, 11, 0),
     ]
-    assert sum(each.cpu_ns for each in meter.costs) == clock.now_ns - 1000 - 50
+    assert sum(cost.cpu_ns for cost in meter.costs) == clock.now_ns - 1000 - 50
 
 
 def test_messages_bear_a_turn_without_decisions_and_nobody_a_turn_without_either(clock: Clock) -> None:
@@ -90,7 +90,7 @@ def test_only_ways_that_began_and_ended_are_told() -> None:
     meter.arrived(0, 7, 41_000)
     meter.arrived(0, 8, 50_000)  # its worker had something else
     meter.came_back(1, 100_000, 125_000)
-    assert [(each.server, each.there, each.at_ns, each.took_ns) for each in meter.handovers] == [
+    assert [(handover.server, handover.there, handover.at_ns, handover.took_ns) for handover in meter.handovers] == [
         (0, True, 1_000, 40_000),
         (1, False, 100_000, 25_000),
     ]

@@ -34,8 +34,8 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 def _samples(meter: CpuWorkMeter) -> list[tuple[str, int, int, int]]:
-    assert {(each.server, each.at_ns) for each in meter.costs} <= {(3, NOW_NS)}
-    return [(each.kind, each.count, each.images, each.cpu_ns) for each in meter.costs]
+    assert {(cost.server, cost.at_ns) for cost in meter.costs} <= {(3, NOW_NS)}
+    return [(cost.kind, cost.count, cost.images, cost.cpu_ns) for cost in meter.costs]
 
 
 def _meter() -> CpuWorkMeter:
@@ -58,7 +58,7 @@ def test_a_turn_is_charged_to_the_blocks_that_came_in_it_and_to_the_copies(clock
     clocks.spend(5)
     meter.end_turn()
     assert _samples(meter) == [("taken", 2, 3, 10 + 20 + 5 - 7), ("moved", 1, 4, 7)]
-    assert sum(each.cpu_ns for each in meter.costs) == 35
+    assert sum(cost.cpu_ns for cost in meter.costs) == 35
 
 
 def test_a_batch_has_a_beginning_and_an_end(clocks: Clocks) -> None:

@@ -31,7 +31,7 @@ from sim.device_profile import JITTER_QUANTILES, Profile
 from sim.device_tables import compile_tables
 from sim.emulated_device import Emulation, device_model, emulated, to_bytes
 from sim.simulated_device import RunningBatch, SimulatedDevice, WindowedSensor
-from tests import worlds
+from tests import tiny
 
 MS = 1_000_000
 SPELLS = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance": "measured"}
@@ -96,16 +96,16 @@ def test_passes_and_loads_end_when_the_simulation_says() -> None:
     """
     jitter = np.linspace(0.8, 1.6, JITTER_QUANTILES).tolist()
     spread = {"dispatch_s": 1e-4, "jitter": jitter, "slowdown": SPELLS}
-    profile = worlds.profile(alpha=0.3, load_s=0.02, host_share=0.6, **spread)
+    profile = tiny.profile(alpha=0.3, load_s=0.02, host_share=0.6, **spread)
     greedy = {"idle_unload_ns": 20 * MS, "scale_trigger": 4}
-    spec = worlds.cluster([profile, profile], greedy=greedy)
+    spec = tiny.cluster([profile, profile], greedy=greedy)
     faults = (
         Slowness(0, 300 * MS + 1, 600 * MS + 1, 2.5),
         Squeeze(0, 700 * MS + 1, 900 * MS + 1, 3),
         Squeeze(0, 1000 * MS + 1, 1050 * MS + 1, 0),
     )
-    run = worlds.run(spec, worlds.poisson_s(600, 1.5), 1.5, faults=faults, keep_log=True, seed=3)
-    _, record = worlds.simulate(spec, run)
+    run = tiny.run(spec, tiny.poisson_s(600, 1.5), 1.5, faults=faults, keep_log=True, seed=3)
+    _, record = tiny.simulate(spec, run)
     changes = [(300, 2.5, None), (600, 1.0, None), (700, 1.0, 3), (900, 1.0, None), (1000, 1.0, 0), (1050, 1.0, None)]
     worker = Worker(profile, seed=3)
     expected: list[tuple[int, str, int]] = []
@@ -155,7 +155,7 @@ def _number(event: LaneEvent) -> int:
 
 def test_repeats_draw_anew_and_the_first_run_draws_as_a_simulation_does() -> None:
     """The same batches in three runs of one device, and in the first run of another."""
-    profile = worlds.profile(jitter=np.linspace(0.5, 1.5, 33).tolist())
+    profile = tiny.profile(jitter=np.linspace(0.5, 1.5, 33).tolist())
     once, again = (device_model(to_bytes(Emulation(profile.to_yaml(), 32, seed=5))) for _ in range(2))
     ends: list[list[int]] = []
     for model in (once, once, once, again):
@@ -179,7 +179,7 @@ SENSOR = {"period_s": 0.05, "lag_s": 0.02, "power_window_s": 0.1, "utilization_w
 
 def test_the_sensor_shows_what_a_simulated_one_would() -> None:
     """Asked every period, it shows the simulated sensor's averages, as old as its lag; and the same joules."""
-    profile = worlds.profile(alpha=0.2, sensor=SENSOR)
+    profile = tiny.profile(alpha=0.2, sensor=SENSOR)
     simulated_device = SimulatedDevice(compile_tables(profile, 32))
     simulated = WindowedSensor(simulated_device)
     model = device_model(to_bytes(Emulation(profile.to_yaml(), 32)))
@@ -222,7 +222,7 @@ def _run_to(simulated_device: SimulatedDevice, now_ns: int) -> None:
 
 def test_what_is_noticed_late_is_told_late_and_costs_nobody_else() -> None:
     """The second pass runs alone from the first one's own end on; what is told is that both were seen too late."""
-    worker, in_time = Worker(worlds.profile()), Worker(worlds.profile())
+    worker, in_time = Worker(tiny.profile()), Worker(tiny.profile())
     for each in (worker, in_time):
         each.load(1, 1, 1.0)
         each.load(2, 1, 1.0)
@@ -241,7 +241,7 @@ def test_what_is_noticed_late_is_told_late_and_costs_nobody_else() -> None:
 
 
 def test_an_instance_beyond_the_devices_memory_is_refused() -> None:
-    profile = worlds.profile(device={"kind": "cuda", "name": "small", "vram_bytes": 180_000_000})
+    profile = tiny.profile(device={"kind": "cuda", "name": "small", "vram_bytes": 180_000_000})
     worker = Worker(profile)
     worker.lanes.load(1, 1, 1.0, True)  # 50 MB beside a context of 100 MB
     worker.lanes.load(2, 1, 1.0, True)
@@ -259,7 +259,7 @@ def test_an_instance_beyond_the_devices_memory_is_refused() -> None:
 
 
 def test_a_batch_that_cannot_run_says_why() -> None:
-    worker = Worker(worlds.profile())
+    worker = Worker(tiny.profile())
     worker.load(1, 1, 1.0)
     worker.give((1,))
     worker.lanes.run(command(1, (1,), instance=9))
@@ -279,7 +279,7 @@ def test_activations_are_sizes_and_a_move_writes_as_many_bytes() -> None:
     arenas = (Arena(1 << 20), Arena(1 << 20))
     with arenas[1].view(0, 1 << 20) as place:
         place[:] = b"\xff" * (1 << 20)
-    worker = Worker(worlds.profile(), arenas=arenas)
+    worker = Worker(tiny.profile(), arenas=arenas)
     worker.load(1, 1, 1.0)
     worker.give((1, 2), 3072)
     worker.lanes.run(command(1, (1, 2)))
@@ -322,7 +322,7 @@ class SlowArena(Arena):
 def test_nobody_waits_for_a_move_to_another_host(is_lost: bool) -> None:
     """The worker's thread goes on at once; the answer comes when the bytes are there, or can't be."""
     far = SlowArena(1 << 20)
-    worker, far.is_lost = Worker(worlds.profile(), arenas=(Arena(1 << 20), far)), is_lost
+    worker, far.is_lost = Worker(tiny.profile(), arenas=(Arena(1 << 20), far)), is_lost
     worker.give((1,), 100)
     assert worker.lanes.move(Move(5, 1, 64, (1,), "there:1")) is None
     assert not [event for _, event in worker.told if isinstance(event, MoveEnded)]
@@ -342,7 +342,7 @@ def test_nobody_waits_for_a_move_to_another_host(is_lost: bool) -> None:
 def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
     """It moves as others do, and is found out where labels are read, as in a network."""
     arenas = (Arena(1 << 20), Arena(1 << 20))
-    first, second = Worker(worlds.profile(), arenas=arenas), Worker(worlds.profile(), arenas=arenas, own=1)
+    first, second = Worker(tiny.profile(), arenas=arenas), Worker(tiny.profile(), arenas=arenas, own=1)
     images = np.zeros((3, 768), np.float32)
     images[1] = np.nan
     with arenas[0].view(0, images.nbytes) as place:
@@ -374,7 +374,7 @@ def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
 
 
 def test_after_the_last_segment_nothing_is_kept_and_a_reset_forgets_the_rest() -> None:
-    worker = Worker(worlds.profile())
+    worker = Worker(tiny.profile())
     worker.load(1, 4, 1.0)
     worker.give((1, 2, 3))
     worker.lanes.run(command(1, (1, 2), segment=4, previous=1.0))
@@ -392,7 +392,7 @@ def test_after_the_last_segment_nothing_is_kept_and_a_reset_forgets_the_rest() -
 def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() -> None:
     jitter = np.linspace(0.8, 1.6, JITTER_QUANTILES).tolist()
     ranges = [{"metric": "x", "quantity": "batches at once", "low": 1.0, "high": 2.0}]
-    profile = worlds.profile(jitter=jitter, dispatch_s=1e-4, served_extra_s=2e-4, ranges=ranges)
+    profile = tiny.profile(jitter=jitter, dispatch_s=1e-4, served_extra_s=2e-4, ranges=ranges)
     slow = Profile.from_yaml(emulated(profile, 20.0).to_yaml(), "slow.yaml")
     before, after = compile_tables(profile, 32), compile_tables(slow, 32)
     for key, table in after.keys.items():
@@ -417,7 +417,7 @@ def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() 
 
 
 def test_a_device_runs_for_long_without_keeping_all_of_its_past() -> None:
-    model = device_model(to_bytes(Emulation(worlds.profile(base_s=1e-5, per_image_s=1e-6).to_yaml(), 32)))
+    model = device_model(to_bytes(Emulation(tiny.profile(base_s=1e-5, per_image_s=1e-6).to_yaml(), 32)))
     now_ns = 0
     for batch in range(20_000):
         model.start(batch, (1, 1.0, 0.0), 1, 1, now_ns)
@@ -443,6 +443,6 @@ def test_a_process_that_emulates_a_device_opens_no_torch() -> None:
         "EmulatedDevice(sim.emulated_device.FACTORY, bytes.fromhex(sys.argv[1]), 'toy').model()\n"
         "print([name for name in ('torch', 'numba') if name in sys.modules])"
     )
-    data = to_bytes(Emulation(worlds.profile().to_yaml(), 32)).hex()
+    data = to_bytes(Emulation(tiny.profile().to_yaml(), 32)).hex()
     done = subprocess.run([sys.executable, "-c", code, data], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

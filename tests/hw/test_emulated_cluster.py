@@ -19,7 +19,7 @@ from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S
 from sim.device_profile import Profile
 from sim.emulated_device import FACTORY, Emulation, emulated, to_bytes
-from tests import worlds
+from tests import tiny
 
 pytestmark = pytest.mark.workers
 
@@ -28,7 +28,7 @@ RULES = Supervision(hang_ns=S // 2, backoff_ns=S // 20, backoff_limit_ns=S // 2)
 
 
 def profile(slowdown: float = 1.0, **changes: object) -> Profile:
-    return emulated(worlds.profile(base_s=2e-3, per_image_s=1e-4, load_s=0.01, **changes), slowdown)  # type: ignore[arg-type]
+    return emulated(tiny.profile(base_s=2e-3, per_image_s=1e-4, load_s=0.01, **changes), slowdown)  # type: ignore[arg-type]
 
 
 def device(of: Profile) -> EmulatedDevice:
@@ -37,7 +37,7 @@ def device(of: Profile) -> EmulatedDevice:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[HardwareCluster]:
-    of, spec = profile(), worlds.cluster([profile(), profile()])
+    of, spec = profile(), tiny.cluster([profile(), profile()])
     model = of.model
 
     servers = [HardwareServer(s.name, device(of), s.params, 10.0, 30.0, sensor_period_s=0.05) for s in spec.servers]
@@ -47,8 +47,8 @@ def cluster() -> Iterator[HardwareCluster]:
 
 
 def run(cluster: HardwareCluster, *faults: Fault, rate: float = 150, horizon_s: float = 2.0) -> RunRecord:
-    spec = worlds.cluster([profile(), profile()])
-    arrivals_ns = np.ceil(worlds.poisson_s(rate, horizon_s) * S).astype(np.int64)
+    spec = tiny.cluster([profile(), profile()])
+    arrivals_ns = np.ceil(tiny.poisson_s(rate, horizon_s) * S).astype(np.int64)
     wanted = HardwareRun(
         arrivals_ns,
         np.zeros((1, *cluster.served.input_shape), np.float32),
@@ -57,7 +57,7 @@ def run(cluster: HardwareCluster, *faults: Fault, rate: float = 150, horizon_s: 
         faults=faults,
         is_correct=lambda request, widths: request % 3 == 0 and len(widths) == 4,
     )
-    routing = Routing(worlds.Uniform(), np.random.default_rng(0), RewardWeights(), spec.prior)
+    routing = Routing(tiny.Uniform(), np.random.default_rng(0), RewardWeights(), spec.prior)
     return cluster.run(wanted, spec.router, routing)
 
 
@@ -104,7 +104,7 @@ def test_who_reads_a_device_reads_on_when_another_dies(
 
 def test_a_device_that_is_slow_on_purpose_is_not_stuck() -> None:
     """Its passes and loads take so many times as long, and so much more patience is due."""
-    of, spec = profile(), worlds.cluster([profile(), profile()])
+    of, spec = profile(), tiny.cluster([profile(), profile()])
     devices = [replace(device(of), slowdown=slowdown) for slowdown in (1.0, 20.0)]
     served = ServedNetwork.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
     servers = [HardwareServer(s.name, d, s.params, 10.0, 30.0) for s, d in zip(spec.servers, devices, strict=True)]

@@ -116,7 +116,9 @@ def test_a_form_halves_the_bytes_and_stays_whatever_the_device_computes_in(ordin
 def test_kernels_of_one_pixel_follow_the_memory_format(ordinary: Family) -> None:
     """Else oneDNN takes a slow way: MobileNets took up to 1.85 times as long."""
     moved = ordinary.instance(1, 0.333).to(CPU, torch.float32, LAST).module
-    kernels = [each.weight for each in moved.modules() if isinstance(each, nn.Conv2d) and each.kernel_size == (1, 1)]
+    kernels = [
+        module.weight for module in moved.modules() if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)
+    ]
     assert {tuple(kernel.stride()[1:]) for kernel in kernels} == {
         (1, kernel.shape[1], kernel.shape[1]) for kernel in kernels
     }

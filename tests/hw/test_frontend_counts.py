@@ -52,7 +52,7 @@ def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
         return answers
 
     answers = asyncio.run(ask())
-    assert sorted((each.version, each.expected) for each in answers) == [("1", 0.8), ("2", 0.9)]
+    assert sorted((answer.version, answer.expected) for answer in answers) == [("1", 0.8), ("2", 0.9)]
     metrics = Metrics(lambda: served, lambda: 0, lambda: None, lambda: 0.0)
     metrics.note_answered(0, answers, 0.1, 2.0)
     assert b'slimsched_class_images_expected_right_total{class="gold"} 1.7' in metrics.text()

@@ -31,7 +31,7 @@ from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
 from tests.hw.frontends import IMAGES, MODEST, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Frontend, open_frontend
-from tests.hw.worlds import device, params
+from tests.hw.tiny import device, params
 
 pytestmark = pytest.mark.workers
 
@@ -173,7 +173,7 @@ def test_it_says_what_it_is(channel: grpc.Channel) -> None:
     assert call(channel, "ModelReady", None, name="tiny", version="1").ready
     assert call(channel, "ServerMetadata").name == "slimsched"
     about = call(channel, "ModelMetadata", name="tiny")
-    assert [(each.name, each.datatype, list(each.shape)) for each in about.outputs] == [
+    assert [(output.name, output.datatype, list(output.shape)) for output in about.outputs] == [
         ("prediction", "INT64", [-1]),
         ("scores", "FP32", [-1, 10]),
         ("widths", "FP32", [-1, 3]),
@@ -204,7 +204,7 @@ def test_the_classes_are_those_of_the_text() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "image.shape: found [1, 1, 8, 9]": (asked(torch.zeros(1, 1, 8, 9)), "INVALID_ARGUMENT"),
-    "image.shape: found [25, 1, 8, 8], allowed is [1 to 24": (asked(torch.zeros(25, 1, 8, 8)), "INVALID_ARGUMENT"),
+    "image.shape: found [25, 1, 8, 8], expected [1 to 24": (asked(torch.zeros(25, 1, 8, 8)), "INVALID_ARGUMENT"),
     "holds values that are no finite numbers": (asked(ONE * torch.inf), "INVALID_ARGUMENT"),
     "raw_input_contents: found 1 of 4 bytes; its shape makes one of 256": (
         {**asked(ONE), "raw_input_contents": [bytes(4)]}, "INVALID_ARGUMENT",
@@ -216,7 +216,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {**asked(ONE, is_raw=False), "raw_input_contents": [bytes(256)]}, "INVALID_ARGUMENT",
     ),
     "image.contents.fp32_contents: found 0 values": ({**asked(ONE), "raw_input_contents": []}, "INVALID_ARGUMENT"),
-    "image.contents.uint_contents: allowed are 0 to 255": (
+    "image.contents.uint_contents: expected 0 to 255": (
         {"model_name": "tiny", "inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 1, 8, 8],
                                            "contents": {"uint_contents": [256] * 64}}]}, "INVALID_ARGUMENT",
     ),
@@ -280,14 +280,14 @@ def test_a_class_is_named_as_over_http() -> None:
     for more, number in (({}, 0), ({"parameters": {"class": {"string_param": "silver"}}}, 1)):
         assert read_call(MESSAGES["ModelInferRequest"](**tensor, **more), 1, served).service_class == number
     wrong = MESSAGES["ModelInferRequest"](**tensor, parameters={"class": {"string_param": "lead"}})
-    with pytest.raises(RequestError, match=r"parameters\.class: found 'lead', allowed are gold, silver"):
+    with pytest.raises(RequestError, match=r"parameters\.class: found 'lead', expected gold, silver"):
         read_call(wrong, 1, served)
 
 
 def test_large_images_come_raw() -> None:
     """As those over HTTP come in binary."""
     message = MESSAGES["ModelInferRequest"](inputs=[{"name": "image"}])
-    with pytest.raises(RequestError, match=f"without raw_input_contents, allowed are {JSON_BYTES}"):
+    with pytest.raises(RequestError, match=f"without raw_input_contents, expected at most {JSON_BYTES}"):
         read_call(message, JSON_BYTES + 1, SERVED)
 
 
@@ -304,7 +304,7 @@ def test_no_more_are_let_in_than_fit(frontend: Frontend, channel: grpc.Channel) 
         by_modest = clients.submit(call, channel, "ModelInfer", MODEST, **asked(IMAGES[:3]))
         frontend.until_inside(23)
         told = refusal(channel, "ModelInfer", MODEST, **asked(ONE))
-        assert told == ("RESOURCE_EXHAUSTED", "full: 3 images of this token are inside, allowed are 3", "1000")
+        assert told == ("RESOURCE_EXHAUSTED", "full: 3 images of this token are inside, expected 3", "1000")
         frontend.gate.open()
         assert inside.result()[0] == 200
         assert len(by_modest.result().outputs) == 3

@@ -65,7 +65,7 @@ class Ingoing:
 
     def counted(self) -> dict[str, float]:
         (family,) = self.metrics.requests.collect()
-        return {each.labels["code"]: each.value for each in family.samples}
+        return {sample.labels["code"]: sample.value for sample in family.samples}
 
 
 def test_no_more_are_read_at_a_time_than_may_all_be_the_largest() -> None:
@@ -89,7 +89,7 @@ def test_no_more_are_read_at_a_time_than_may_all_be_the_largest() -> None:
     async def told(callers: list[Caller]) -> set[str]:
         ingoing = Ingoing()
         await asyncio.gather(*map(ingoing.infer, callers), return_exceptions=True)
-        return {each.told for each in callers}
+        return {caller.told for caller in callers}
 
     assert asyncio.run(told([Caller(read) for _ in range(20)])) == {
         "NOT_FOUND: nothing is at other/; the model is m, version 1"
@@ -97,7 +97,7 @@ def test_no_more_are_read_at_a_time_than_may_all_be_the_largest() -> None:
     assert most == 3
     callers = [Caller(nothing if place < 3 else read) for place in range(5)]
     told_slow = asyncio.run(told(callers))
-    assert {each.told for each in callers[:3]} == {"DEADLINE_EXCEEDED: the request took more than 0.2 s"}
+    assert {caller.told for caller in callers[:3]} == {"DEADLINE_EXCEEDED: the request took more than 0.2 s"}
     in_vain, not_found = "RESOURCE_EXHAUSTED: full: others send at this moment", "NOT_FOUND: nothing is at other/"
     assert told_slow - {callers[0].told}, "who waits is told something else"
     assert all(told.startswith((in_vain, not_found)) for told in told_slow - {callers[0].told})

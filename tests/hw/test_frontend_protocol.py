@@ -82,15 +82,15 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "image.shape: found []": (body(tensor(shape=[])), None),
     "image.shape: found [0, 3, 2, 2]": (body(tensor(shape=[0, *SHAPE], data=[])), None),
     "image.shape: found [-1, 3, 2, 2]": (body(tensor(shape=[-1, *SHAPE])), None),
-    "image.shape: found [9, 3, 2, 2], allowed is [1 to 8, 3, 2, 2]": (body(tensor(shape=[9, *SHAPE])), None),
+    "image.shape: found [9, 3, 2, 2], expected [1 to 8, 3, 2, 2]": (body(tensor(shape=[9, *SHAPE])), None),
     "Expected `int`, got `str`": (body(tensor(shape=["2", *SHAPE])), None),
-    "image.datatype: found 'FP64', allowed is FP32 or UINT8": (body(tensor(datatype="FP64")), None),
+    "image.datatype: found 'FP64', expected FP32 or UINT8": (body(tensor(datatype="FP64")), None),
     "image.data: found 23 values, its shape makes 24": (body(tensor(data=[0.0] * 23)), None),
     "image.data: found 0 values": (body(tensor(data=None)), None),
     "lists stand beside numbers": (body(tensor(data=[[1.0], 2.0])), None),
-    "image.data: allowed are numbers": (body(tensor(data=["a"] * 24)), None),
-    "image.data: allowed are whole numbers": (body(tensor(datatype="UINT8", data=[0.5] * 24)), None),
-    "image.data: allowed are 0 to 255": (body(tensor(datatype="UINT8", data=[256] * 24)), None),
+    "image.data: expected numbers": (body(tensor(data=["a"] * 24)), None),
+    "image.data: expected whole numbers": (body(tensor(datatype="UINT8", data=[0.5] * 24)), None),
+    "image.data: expected 0 to 255": (body(tensor(datatype="UINT8", data=[256] * 24)), None),
     "image.data: holds a number that is too large": (body(tensor(data=[10**400] * 24)), None),
     "no finite numbers": (body(tensor(data=[1e39] * 24)), None),
     "holds values that are no finite numbers": binary(np.full(24, np.nan, np.float32).tobytes()),
@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "Content-Length: found '999999'": (body(), "999999"),
     "JSON is malformed: trailing": (body() + b"x", None),
     "Input data was truncated": (body(), "20"),
-    "outputs: found 'x', allowed are prediction, scores, widths": (body(outputs=[{"name": "x"}]), None),
+    "outputs: found 'x', expected prediction, scores, widths": (body(outputs=[{"name": "x"}]), None),
     "parameters.timeout: found 0": (body(parameters={"timeout": 0}), None),
     "parameters.timeout: found 1000000000000000000000000000": (
         body(parameters={"timeout": 10**308}),
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     ),
     "parameters.timeout: found True": (body(parameters={"timeout": True}), None),
     "got `array`": (b'{"inputs": ' + b"[" * 100_000, None),
-    f"bytes of JSON, allowed are {JSON_BYTES}": (b" " * (JSON_BYTES + 1), None),
+    f"bytes of JSON, expected at most {JSON_BYTES}": (b" " * (JSON_BYTES + 1), None),
 }
 
 
@@ -147,7 +147,7 @@ def test_a_request_names_its_class() -> None:
         parameters = {} if name is None else {"class": name}
         assert read_request(body(parameters=parameters), None, served).service_class == place
     for wrong in ("silver", "", 0, ["gold"], {"gold": 1}, True):
-        with pytest.raises(RequestError, match=r"^parameters\.class: found .*, allowed are gold, bronze$") as found:
+        with pytest.raises(RequestError, match=r"^parameters\.class: found .*, expected gold, bronze$") as found:
             read_request(body(parameters={"class": wrong}), None, served)
         assert found.value.status == 400
     assert read_request(body(parameters={"class": "silver"}), None, SERVED).service_class == 0  # it has none

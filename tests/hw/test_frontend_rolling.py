@@ -19,7 +19,7 @@ from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
 from tests.hw.frontends import IMAGES, PATIENCE_S, WIDTHS, Frontend, open_frontend
-from tests.hw.worlds import TINY, device, params
+from tests.hw.tiny import TINY, device, params
 
 pytestmark = pytest.mark.workers
 

@@ -266,7 +266,7 @@ def test_networks_are_built_by_name() -> None:
     for name, told in (
         ("torchvision:resnet19", "did you mean 'resnet18'"),
         ("os:system", "must be a class of torch.nn.Module"),
-        ("tests.hw.worlds:TinyNet", "that is not slimmable yet"),
+        ("tests.hw.tiny:TinyNet", "that is not slimmable yet"),
     ):
         with pytest.raises(InputError, match=told):
             build_given(Network(name), 7)

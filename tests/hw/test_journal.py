@@ -22,7 +22,7 @@ from policies.vocabulary import (
     ServerDraining,
     ServerUp,
 )
-from tests.hw.worlds import router
+from tests.hw.tiny import router
 
 
 @pytest.mark.parametrize("name", ["{folder}/notify", "@slimsched-{folder}"])
@@ -87,7 +87,7 @@ def test_goals_of_classes_are_nobodys_but_their_own() -> None:
 def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> None:
     lines = list[str]()
     config = router(2)
-    config = replace(config, top1=tuple(0.5 + 0.01 * place for place, _ in enumerate(config.width_tuples())))
+    config = replace(config, accuracies=tuple(0.5 + 0.01 * place for place, _ in enumerate(config.width_tuples())))
     tally = Tally(["a", "b"], config, Journal(lines.append, as_json=True), CollectionMeter())
     assert not tally.is_ready
     widths = list(config.width_tuples())[3]
@@ -102,7 +102,7 @@ def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> No
         tally.observe_router(event, (), 0)
     tally.observe_router(GoalSet(0.6, 7), (), 0)
     tally.observe_router(RouterTimer(), [RequestCompleted(request, widths, False, 0) for request in range(3)], 0)
-    tally.observe_router(ModelChanged((0.25,) * len(config.top1)), (), 0)
+    tally.observe_router(ModelChanged((0.25,) * len(config.accuracies)), (), 0)
     tally.observe_router(RouterTimer(), [RequestCompleted(3, widths, False, 0)], 0)
     told = [json.loads(line) for line in lines]
     names = ["server_up", "server_up", "server_drained", "server_returned", "server_down"]
@@ -112,4 +112,4 @@ def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> No
     assert (status.is_ready, status.queued, status.busy_ns) == (True, 4, 8)
     assert (status.completed, status.floor, status.limit_ns) == (4, 0.6, 7)
     assert status.accuracy_sum == pytest.approx(3 * 0.53 + 0.25)
-    assert [each.is_up for each in status.servers] == [False, True]
+    assert [server.is_up for server in status.servers] == [False, True]

@@ -16,7 +16,7 @@ import pytest
 from hw.networks.network_files import save_model
 from policies.faults import WORKER_HUNG
 from policies.vocabulary import NS_PER_S
-from tests.hw.worlds import tiny_model
+from tests.hw.tiny import tiny_model
 from tests.namespaces import Hosts, linked_hosts, why_not
 from tests.ray_nodes import RayNodes, ray_nodes
 

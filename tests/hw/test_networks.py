@@ -20,7 +20,7 @@ from hw.networks.servable import counted
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from kit.errors import InputError, WorkError
 from slimsched.cli import main
-from tests.hw.worlds import TINY_NETWORK
+from tests.hw.tiny import TINY_NETWORK
 
 
 def test_unknown_names_are_refused() -> None:
@@ -29,7 +29,7 @@ def test_unknown_names_are_refused() -> None:
         Network("digit")
     with pytest.raises(InputError, match="only a network of your own takes options"):
         Network("digits", {"classes": 3})
-    for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.worlds:TINY", "subclass it")):
+    for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.tiny:TINY", "subclass it")):
         with pytest.raises(InputError, match=problem):
             Network(name).build()
     with pytest.raises(InputError, match=r"SlimmableModel; `slimsched model slim` .* segments .*docs/models.md"):

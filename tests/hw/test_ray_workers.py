@@ -29,7 +29,7 @@ from policies.replay import replay_run
 from policies.run_records import RunRecord
 from policies.vocabulary import NS_PER_S
 from tests.hw.frontends import IMAGES, open_frontend
-from tests.hw.worlds import Wanderer, params, router, true_run
+from tests.hw.tiny import Wanderer, params, router, true_run
 from tests.ray_nodes import RAY_HOSTS, RayNodes
 
 pytestmark = [pytest.mark.workers, pytest.mark.ray]

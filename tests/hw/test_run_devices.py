@@ -13,7 +13,7 @@ from hw.router.run_requests import RunDevice, devices_of
 from hw.router.server_port import HardwareServer, RemoteServer
 from hw.transport.messages import Sample
 from policies.vocabulary import NS_PER_S
-from tests.hw.worlds import params
+from tests.hw.tiny import params
 
 PERIOD_NS = NS_PER_S // 10
 

@@ -24,15 +24,15 @@ from policies.vocabulary import RequestArrived
 from scenarios.files.series_files import read_trace
 from scenarios.runs.folder import SERVED, RunFolder
 from scenarios.runs.run_store import replay_served, write_arrivals
-from tests import worlds
+from tests import tiny
 
-SPEC = worlds.cluster()
+SPEC = tiny.cluster()
 
 
 @pytest.fixture(scope="module")
 def steps() -> list[LoggedStep]:
     """A router's, of a server that is never idle: more comes than it carries."""
-    _, record = worlds.simulate(SPEC, worlds.run(SPEC, worlds.poisson_s(1000, 2.0), 2.0, end="cut", keep_log=True))
+    _, record = tiny.simulate(SPEC, tiny.run(SPEC, tiny.poisson_s(1000, 2.0), 2.0, end="cut", keep_log=True))
     found = [step for step in record.log if step.core == "router"]
     assert len(found) > 3000
     return found

@@ -28,7 +28,7 @@ from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.run_ledger import Ledger
 from policies.run_records import ServerCounts
 from policies.vocabulary import IMAGE, NS_PER_S, MicroBatch, Residency, RouterEvent, ServerReport, WorkKey
-from tests.hw.worlds import params
+from tests.hw.tiny import params
 
 ORIGIN_NS = 50 * NS_PER_S
 

@@ -60,7 +60,7 @@ def stack(norm: Callable[[int], nn.Module]) -> nn.Sequential:
 def small_mobilenet_v3() -> nn.Module:
     stages = [(16, 3, 16, 16, True, "RE", 2), (16, 3, 32, 24, False, "RE", 2), (24, 5, 48, 24, True, "HS", 1),
               (24, 3, 48, 40, True, "HS", 2)]  # fmt: skip
-    module: nn.Module = MobileNetV3([InvertedResidualConfig(*each, 1, 1.0) for each in stages], 64, num_classes=7)
+    module: nn.Module = MobileNetV3([InvertedResidualConfig(*stage, 1, 1.0) for stage in stages], 64, num_classes=7)
     return module
 
 

@@ -8,7 +8,7 @@ import torch
 from hw.networks.architectures import SLIMRESNETS, SlimResNet, SlimResNetConfig
 from hw.networks.network_checks import broken_rules
 from hw.networks.network_files import Network
-from tests.hw.worlds import TINY_NETWORK
+from tests.hw.tiny import TINY_NETWORK
 
 
 def test_extra_width_changes_nothing_in_the_first_groups(model: SlimResNet) -> None:

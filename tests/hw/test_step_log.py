@@ -13,7 +13,7 @@ import pytest
 from hw.transport.shared_memory import IncarnationLog, steps_of
 from kit.errors import WorkError
 from policies.vocabulary import ServerEvent, ServerUp, TelemetrySampled, TimerFired
-from tests import worlds
+from tests import tiny
 
 ENOUGH = 100
 
@@ -27,8 +27,8 @@ def log() -> Iterator[IncarnationLog]:
 
 def test_every_step_of_a_run_comes_back(log: IncarnationLog) -> None:
     """Every kind of event and command of a simulated server, with all their numbers as they were."""
-    spec = worlds.cluster()
-    _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5, keep_log=True))
+    spec = tiny.cluster()
+    _, record = tiny.simulate(spec, tiny.run(spec, tiny.poisson_s(200, 0.5), 0.5, keep_log=True))
     steps = [step for step in record.log if step.core == "server:1"]
     assert len(steps) > ENOUGH
     for number, step in enumerate(steps):

@@ -31,7 +31,7 @@ from hw.worker.torch_outfit import TorchOutfit
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
 from tests.hw.test_gpu_lanes import Device
-from tests.hw.worlds import POISON, TINY, IdleNet, MoodyNet
+from tests.hw.tiny import POISON, TINY, IdleNet, MoodyNet
 
 WAIT_S = 60.0
 AHEAD_NS = 10**15

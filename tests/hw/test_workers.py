@@ -75,7 +75,7 @@ from kit.plugins import own_version
 from policies.faults import Supervision
 from policies.greedy_scheduler import GreedyParams
 from policies.vocabulary import IMAGE, NS_PER_S, MicroBatch, WorkKey
-from tests.hw.worlds import TINY, device, params
+from tests.hw.tiny import TINY, device, params
 
 pytestmark = pytest.mark.workers
 
@@ -591,7 +591,7 @@ def test_what_a_load_took_of_a_gpu_is_booked_and_its_cap_holds() -> None:
     for _ in range(3):
         worker.act()
     scheduler = serving._scheduler
-    assert [each.vram_bytes for each in scheduler.instances] == [lanes.taken_bytes] * 2
+    assert [instance.vram_bytes for instance in scheduler.instances] == [lanes.taken_bytes] * 2
     assert scheduler.vram_used_bytes == 2 * lanes.taken_bytes
     preloaded = [message for message in router.receive() if isinstance(message, Preloaded)]
     assert preloaded == [Preloaded(1, Captures(4, 6, "it reads a number"))]

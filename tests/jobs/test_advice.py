@@ -24,14 +24,14 @@ from jobs.advice import (
     read_journal,
     undoing,
 )
-from jobs.job_scenario import JobsCase
+from jobs.job_scenario import JobExperiment
 from jobs.learning.scoring_network import NamedPolicy
 from jobs.policies.named_policies import policy_of
 from kit.errors import InputError
 from kit.units import NS_PER_S
 from slimsched.cli import main
 from slimsched.jobs import slurm_commands
-from tests.jobs.cases import case_of, trace_of, write_case
+from tests.jobs.experiments import case_of, trace_of, write_case
 
 NOW_S = 1_000_000.0
 DAY_S = 86_400.0
@@ -62,14 +62,16 @@ def job(number: int, own: int = 1000, **others: Any) -> LiveJob:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> JobsCase:
+def experiment(tmp_path: Path) -> JobExperiment:
     """One node of 4 GPUs."""
     return case_of(tmp_path, LOG, policies=["fifo-easy-requested"])
 
 
-def advised(case: JobsCase, jobs: Sequence[LiveJob], policy: str = "saf-requested", **given: Any) -> dict[str, Any]:
+def advised(
+    experiment: JobExperiment, jobs: Sequence[LiveJob], policy: str = "saf-requested", **given: Any
+) -> dict[str, Any]:
     words = replace(policy_of(policy), age_guard_ns=round(given.get("age_guard_s", DAY_S) * NS_PER_S))
-    return advice_document(case, NamedPolicy(policy, words), jobs, given.get("journal", ()), NOW_S)
+    return advice_document(experiment, NamedPolicy(policy, words), jobs, given.get("journal", ()), NOW_S)
 
 
 def order_of(document: dict[str, Any]) -> list[str]:
@@ -151,9 +153,9 @@ def test_what_a_site_has_that_is_not_simulated_is_told(
 # ------------------------------------------------------------------------------------------------------------ who, when
 
 
-def test_a_queue_is_advised(case: JobsCase) -> None:
+def test_a_queue_is_advised(experiment: JobExperiment) -> None:
     """By hand: job 1 ends in 60 s. Now 2 is first, and has all GPUs for 600 s; then 3 is, and 2 waits for its end."""
-    found = advised(case, live_jobs(QUEUE, FACTORS))
+    found = advised(experiment, live_jobs(QUEUE, FACTORS))
     assert found["left"] == {"array, or part of a job": 2, "JobHeldUser": 1, "Dependency": 1, "asks for no GPU": 1}
     assert (found["running"], [row["job"] for row in found["jobs"]]) == (1, ["2", "3", "4", "9_1", "9_2"])
     assert order_of(found) == ["3", "2", "4", "9_1", "9_2"]
@@ -166,36 +168,36 @@ def test_a_queue_is_advised(case: JobsCase) -> None:
 def test_jobs_are_simulated_in_the_order_that_slurm_has(tmp_path: Path) -> None:
     """Whatever the baseline's own order is; the log's failures are not those of today."""
     cluster = {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"from_s": 0, "to_s": 100_000, "node": 0}]}
-    case = case_of(tmp_path, LOG, policies=["smallest"], cluster=cluster)
+    experiment = case_of(tmp_path, LOG, policies=["smallest"], cluster=cluster)
     jobs = [job(1, 9, gpus=4, since_s=NOW_S, limit_s=100.0), job(2, 5, since_s=NOW_S)]
-    assert [row["wait_s"] for row in advised(case, jobs, "fifo")["jobs"]] == [[0.0, 0.0], [100.0, 100.0]]
+    assert [row["wait_s"] for row in advised(experiment, jobs, "fifo")["jobs"]] == [[0.0, 0.0], [100.0, 100.0]]
 
 
 def test_a_long_queue_is_simulated_with_one_reservation(tmp_path: Path) -> None:
     """Reservations for all that wait would take minutes."""
-    case = case_of(tmp_path, LOG, policies=["fifo-requested-conservative"])
-    assert advised(case, [job(number) for number in range(1, 4)])["site"] == "fifo-requested-conservative"
-    assert advised(case, [job(number) for number in range(1, 60)])["site"] == "fifo-easy-requested"
+    experiment = case_of(tmp_path, LOG, policies=["fifo-requested-conservative"])
+    assert advised(experiment, [job(number) for number in range(1, 4)])["site"] == "fifo-requested-conservative"
+    assert advised(experiment, [job(number) for number in range(1, 60)])["site"] == "fifo-easy-requested"
 
 
-def test_those_that_are_left_alone_keep_their_standing(case: JobsCase) -> None:
+def test_those_that_are_left_alone_keep_their_standing(experiment: JobExperiment) -> None:
     """Priorities are exchanged: an array between them stays between them."""
     jobs = [job(1, 5000, limit_s=9e3), job(2, 4000, name="2_1"), job(3, 3000, limit_s=60.0)]
-    found = advised(case, jobs)
+    found = advised(experiment, jobs)
     assert order_of(found) == ["3", "2_1", "1"]
     assert changes_in(found) == [Change(3, 0, 2000), Change(1, 0, -2000)]
-    assert changes_in(advised(case, made(jobs, changes_in(found)), journal=changes_in(found))) == []
+    assert changes_in(advised(experiment, made(jobs, changes_in(found)), journal=changes_in(found))) == []
 
 
-def test_partitions_and_qos_exchange_nothing(case: JobsCase) -> None:
+def test_partitions_and_qos_exchange_nothing(experiment: JobExperiment) -> None:
     jobs = [job(1, 9000, limit_s=9e3), job(2, 10, limit_s=60.0, qos="low"), job(3, 20, limit_s=90.0, partition="x")]
-    assert changes_in(advised(case, jobs)) == []
+    assert changes_in(advised(experiment, jobs)) == []
 
 
-def test_a_second_pass_changes_nothing(case: JobsCase) -> None:
+def test_a_second_pass_changes_nothing(experiment: JobExperiment) -> None:
     jobs = [job(number, limit_s=3600.0 - 60 * number) for number in range(1, 30)]
-    first = changes_in(advised(case, jobs))
-    again = advised(case, made(jobs, first), journal=first)
+    first = changes_in(advised(experiment, jobs))
+    again = advised(experiment, made(jobs, first), journal=first)
     assert (len(first) > 20, changes_in(again)) == (True, [])
     assert order_of(again) == [str(number) for number in range(29, 0, -1)]
 
@@ -212,27 +214,27 @@ def test_site_factors_stay_in_their_band() -> None:
     assert factors_of([job(1, 1), job(2, 5 * BAND)]) == {1: BAND, 2: -BAND}
 
 
-def test_who_has_waited_too_long_goes_first(case: JobsCase) -> None:
+def test_who_has_waited_too_long_goes_first(experiment: JobExperiment) -> None:
     """The oldest before all, however large; the others by the policy."""
     jobs = [job(1, gpus=4, limit_s=9e4), job(2, limit_s=7e4), *(job(number) for number in range(100, 110))]
-    assert order_of(advised(case, jobs))[-2:] == ["2", "1"]
-    found = advised(case, jobs, age_guard_s=3550.0)
+    assert order_of(advised(experiment, jobs))[-2:] == ["2", "1"]
+    found = advised(experiment, jobs, age_guard_s=3550.0)
     assert (order_of(found)[:2], found["late"]) == (["1", "2"], 2)
 
 
-def test_a_foreign_site_factor_is_left_alone(case: JobsCase) -> None:
+def test_a_foreign_site_factor_is_left_alone(experiment: JobExperiment) -> None:
     jobs = [job(1, factor=7, limit_s=60.0), job(2, limit_s=9e3), job(3, limit_s=60.0)]
-    found = advised(case, jobs)
+    found = advised(experiment, jobs)
     assert found["left"] == {"SiteFactor set by others": 1}
     assert {change.job for change in changes_in(found)} == {2, 3} - {2}
-    assert advised(case, jobs, journal=[Change(1, 0, 7)])["left"] == {}
-    assert advised(case, jobs, journal=[Change(1, 0, 6)])["left"] == {"SiteFactor set by others": 1}
+    assert advised(experiment, jobs, journal=[Change(1, 0, 7)])["left"] == {}
+    assert advised(experiment, jobs, journal=[Change(1, 0, 6)])["left"] == {"SiteFactor set by others": 1}
 
 
-def test_what_waits_for_something_else_is_left_alone(case: JobsCase) -> None:
+def test_what_waits_for_something_else_is_left_alone(experiment: JobExperiment) -> None:
     """Nor is it simulated, but for a job that Slurm has not looked at yet, and one whose priority is set elsewhere."""
     others = [job(2, reason="None"), job(3, reason="BeginTime"), job(4, factor=None), job(5, gpus=16)]
-    found = advised(case, [job(1), *others])
+    found = advised(experiment, [job(1), *others])
     assert [row["job"] for row in found["jobs"]] == ["1", "2"]
     assert found["left"] == {"not looked at yet": 1, "BeginTime": 1, "no single priority": 1, "fits on no node": 1}
 
@@ -240,17 +242,17 @@ def test_what_waits_for_something_else_is_left_alone(case: JobsCase) -> None:
 def test_bands_come_from_the_logs_own_limits_and_jitter(tmp_path: Path) -> None:
     """Run times are drawn from the shares of their limits that jobs of the log had: a tenth or a half."""
     log = trace_of([(0, 10, 1), (20, 50, 1)], requested_s=[100.0, 100.0])
-    case = case_of(tmp_path, log, policies=["fifo-easy-requested"])
+    experiment = case_of(tmp_path, log, policies=["fifo-easy-requested"])
     jobs = [job(1, state="RUNNING", gpus=4, used_s=60.0, limit_s=200.0), job(2, gpus=4, since_s=NOW_S)]
-    wait = advised(case, jobs)["expected"][0]["mean_s"]
+    wait = advised(experiment, jobs)["expected"][0]["mean_s"]
     assert (wait["value"], wait["band"]) == (pytest.approx(40.0), (pytest.approx(40.0), pytest.approx(40.0)))
     jittered = case_of(tmp_path, log, policies=["fifo-easy-requested"], jitter_s=10)
     low, high = advised(jittered, jobs)["expected"][0]["mean_s"]["band"]
     assert 40 < low < high < 50
 
 
-def test_no_job_waits(case: JobsCase) -> None:
-    found = advised(case, [])
+def test_no_job_waits(experiment: JobExperiment) -> None:
+    found = advised(experiment, [])
     assert (found["jobs"], found["expected"], found["changes"]) == ([], [], [])
 
 
@@ -266,12 +268,12 @@ def test_what_was_written_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("factor", [5, 8])
-def test_a_kill_between_journal_and_change_is_known(case: JobsCase, factor: int) -> None:
+def test_a_kill_between_journal_and_change_is_known(experiment: JobExperiment, factor: int) -> None:
     """The line was written, and its change made or not: both are ours."""
     journal = [Change(1, 0, 5), Change(1, 5, 8)]
     jobs = [job(1, factor=factor, limit_s=60.0), job(2, limit_s=9e3)]
     assert undoing(journal, jobs)[0] == [Change(1, factor, 0)]
-    assert advised(case, jobs, journal=journal)["left"] == {}
+    assert advised(experiment, jobs, journal=journal)["left"] == {}
 
 
 def test_a_line_that_was_cut_off_was_never_done() -> None:
@@ -427,7 +429,7 @@ def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.Captur
     [
         (
             ["--policy", "saf-oracle"],
-            "--policy: saf-oracle knows true run times, which nobody does; allowed are saf-req",
+            "--policy: saf-oracle knows true run times, which nobody does; expected saf-req",
         ),
         (["--policy", "las"], "--policy: las stops jobs, is learned, or is Slurm's own; allowed are"),
         (["--policy", "multifactor"], "is Slurm's own; allowed are"),

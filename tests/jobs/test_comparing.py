@@ -12,28 +12,28 @@ import pytest
 import yaml
 
 from jobs.generated_traces import ARRIVALS, DURATIONS, Drawing, draw, law
-from jobs.job_scenario import JobsCase, read_case, read_scenario
+from jobs.job_scenario import JobExperiment, read_case, read_scenario
 from jobs.learning.scoring_network import NamedPolicy
 from jobs.policy_comparison import bounds_of, comparison_document, fingerprint, result_document, run_all
 from kit.errors import InputError
 from scenarios.files.bundled_files import SHIPPED
 from slimsched.cli import main
 from slimsched.jobs.texts import answers, comparison_text, result_text, share_text, time_text
-from tests.jobs.cases import case_of, trace_of, write_case
+from tests.jobs.experiments import case_of, trace_of, write_case
 
 DRAWN = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"
 POLICIES = ["fifo", "fifo-easy-requested", "smallest", "srsf-oracle", "las"]
 
 
-def drawn_case(folder: Path, **keys: Any) -> JobsCase:
+def drawn_case(folder: Path, **keys: Any) -> JobExperiment:
     trace = draw(Drawing(150, 8, 0.9, law("lognormal", DURATIONS, ""), law("poisson", ARRIVALS, ""), {1: 0.7, 2: 0.3}))
     cluster = {"nodes": [{"count": 2, "gpus": 4}], "restart_s": 30}
     return case_of(folder, trace, **{"cluster": cluster, "policies": POLICIES, "bound": {"passes": 60}, **keys})
 
 
 def test_no_policy_is_below_its_bound(tmp_path: Path) -> None:
-    case = drawn_case(tmp_path, warmup_s="2h")
-    found = comparison_document(case, run_all(case, 1), bounds_of(case))
+    experiment = drawn_case(tmp_path, warmup_s="2h")
+    found = comparison_document(experiment, run_all(experiment, 1), bounds_of(experiment))
     assert [bound["is_preemptive"] for bound in found["bounds"]] == [False, True]
     assert found["bounds"][1]["jct_mean_s"] <= found["bounds"][0]["jct_mean_s"]
     for row in found["policies"]:
@@ -44,13 +44,13 @@ def test_no_policy_is_below_its_bound(tmp_path: Path) -> None:
 
 
 def test_pools_that_differ_in_their_nodes_alone_have_prices_of_their_own(tmp_path: Path) -> None:
-    case = drawn_case(tmp_path, cluster={"nodes": [{"count": 2, "gpus": 4}, {"count": 4, "gpus": 2}]})
-    assert list(bounds_of(case)[0]["prices"]) == ["8 gpu, 4 a node", "8 gpu, 2 a node"]
+    experiment = drawn_case(tmp_path, cluster={"nodes": [{"count": 2, "gpus": 4}, {"count": 4, "gpus": 2}]})
+    assert list(bounds_of(experiment)[0]["prices"]) == ["8 gpu, 4 a node", "8 gpu, 2 a node"]
 
 
 def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
-    case = drawn_case(tmp_path)
-    found = comparison_document(case, run_all(case, 1), [])
+    experiment = drawn_case(tmp_path)
+    found = comparison_document(experiment, run_all(experiment, 1), [])
     base, *others = found["policies"]
     assert "against_baseline" not in base
     for row in others:
@@ -68,24 +68,24 @@ def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
 
 def test_a_run_alone_is_told_its_distance_to_the_bound(tmp_path: Path) -> None:
     """Of its own kind, as the comparison has it."""
-    case = drawn_case(tmp_path, policies=["fifo", "las"])
-    bounds, runs = bounds_of(case), run_all(case, 1)
-    rows = comparison_document(case, runs, bounds)["policies"]
-    for named, row, whom in zip(case.policies, rows, ("that stops no job", "that may stop jobs"), strict=True):
-        found = result_document(case, named, runs[named.name], bounds)
+    experiment = drawn_case(tmp_path, policies=["fifo", "las"])
+    bounds, runs = bounds_of(experiment), run_all(experiment, 1)
+    rows = comparison_document(experiment, runs, bounds)["policies"]
+    for named, row, whom in zip(experiment.policies, rows, ("that stops no job", "that may stop jobs"), strict=True):
+        found = result_document(experiment, named, runs[named.name], bounds)
         assert found["above_bound"] == row["above_bound"]
         said = " ".join(result_text(found).split())
         assert f"No policy {whom} can have a mean wait below" in said
         assert f"Completion times under {named.name} are {share_text(row['above_bound']['jct_share'])} above" in said
-    assert "No policy" not in result_text(result_document(case, case.policies[0], runs["fifo"]))
+    assert "No policy" not in result_text(result_document(experiment, experiment.policies[0], runs["fifo"]))
 
 
 def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
     """Both small jobs pass the long one, which waits for them; the first is there already."""
     trace = trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2), (30, 10, 2)])
-    case = case_of(tmp_path, trace, policies=["fifo", "smallest", "sjf-oracle"])
-    found = comparison_document(case, run_all(case, 1), bounds_of(case))
-    least, pays, room, *_ = (each.lines[0] for each in answers(found))
+    experiment = case_of(tmp_path, trace, policies=["fifo", "smallest", "sjf-oracle"])
+    found = comparison_document(experiment, run_all(experiment, 1), bounds_of(experiment))
+    least, pays, room, *_ = (answer.lines[0] for answer in answers(found))
     waits = {row["policy"]: row["wait_s"]["mean"] for row in found["policies"]}
     assert waits["smallest"] < waits["fifo"]
     assert least.startswith(f"smallest, {time_text(waits['smallest'])} on average; fifo has ")
@@ -98,16 +98,16 @@ def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
 
 
 def test_who_knows_run_times_or_leaves_jobs_is_no_answer(tmp_path: Path) -> None:
-    case = case_of(tmp_path, trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2)]), policies=["fifo", "sjf-oracle"])
-    assert not answers(comparison_document(case, run_all(case, 1), []))
-    case = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), policies=["fifo", "smallest"], longest_s=100)
-    assert not answers(comparison_document(case, run_all(case, 1), []))
+    experiment = case_of(tmp_path, trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2)]), policies=["fifo", "sjf-oracle"])
+    assert not answers(comparison_document(experiment, run_all(experiment, 1), []))
+    experiment = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), policies=["fifo", "smallest"], longest_s=100)
+    assert not answers(comparison_document(experiment, run_all(experiment, 1), []))
 
 
 def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
     """Where the paired interval holds zero; nobody else, and nobody who stops jobs beside those that stop none."""
-    case = drawn_case(tmp_path, policies=["fifo", "smallest", "las"])
-    found = comparison_document(case, run_all(case, 1), [])
+    experiment = drawn_case(tmp_path, policies=["fifo", "smallest", "las"])
+    found = comparison_document(experiment, run_all(experiment, 1), [])
     best, staying = found["least"]
     assert (best, staying) == ("las", "smallest")
     waits = {row["policy"]: row["wait_s"]["mean"] for row in found["policies"]}
@@ -127,10 +127,10 @@ def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
 
 
 def test_runs_are_kept_and_not_made_twice(tmp_path: Path) -> None:
-    case = drawn_case(tmp_path, policies=["fifo", "las"])
+    experiment = drawn_case(tmp_path, policies=["fifo", "las"])
     told: list[tuple[str, bool]] = []
-    first = run_all(case, 1, tmp_path / "out", lambda *said: told.append(said))
-    again = run_all(case, 1, tmp_path / "out", lambda *said: told.append(said))
+    first = run_all(experiment, 1, tmp_path / "out", lambda *said: told.append(said))
+    again = run_all(experiment, 1, tmp_path / "out", lambda *said: told.append(said))
     assert told == [("fifo", False), ("las", False), ("fifo", True), ("las", True)]
     for policy, record in first.items():
         for name in record.__slots__:
@@ -146,7 +146,7 @@ def test_runs_are_kept_and_not_made_twice(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_a_run_depends_on_makes_it_another(keys: dict[str, Any], tmp_path: Path) -> None:
     before, after = (drawn_case(tmp_path, **more) for more in ({}, keys))
-    marks = [fingerprint(case, case.policies[-1]) for case in (before, after)]
+    marks = [fingerprint(experiment, experiment.policies[-1]) for experiment in (before, after)]
     assert marks[0] != marks[1]
 
 
@@ -162,14 +162,14 @@ def test_what_a_run_does_not_depend_on(tmp_path: Path) -> None:
 
 def test_foreign_files_stay(tmp_path: Path) -> None:
     """What lies where a run would be kept, and is none, is neither read nor replaced."""
-    case = drawn_case(tmp_path, policies=["fifo"])
+    experiment = drawn_case(tmp_path, policies=["fifo"])
     place = tmp_path / "fifo.jobsrun.parquet"
     place.write_bytes(b"mine")
     with pytest.raises(InputError, match="is no run of training jobs, or damaged; remove it"):
-        run_all(case, 1, tmp_path)
+        run_all(experiment, 1, tmp_path)
     place.write_bytes((tmp_path / "t.jobtrace.parquet").read_bytes())
     with pytest.raises(InputError, match="was not made by `slimsched jobs`"):
-        run_all(case, 1, tmp_path)
+        run_all(experiment, 1, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
@@ -232,11 +232,11 @@ def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     streams = capsys.readouterr()
     assert "warning: the load is 1.20" in streams.err
     assert "smallest, 1,659 jobs measured, load 1.20" in streams.out
-    case = read_case(read_scenario(here / "s.yaml"), "s.yaml")  # its load moves no job past another
+    experiment = read_case(read_scenario(here / "s.yaml"), "s.yaml")  # its load moves no job past another
     from pyarrow import parquet
 
     table = parquet.read_table(here / "r" / "smallest.jobsrun.parquet")
-    assert table["job_id"].to_pylist() == case.jobs.job_id.tolist()
+    assert table["job_id"].to_pylist() == experiment.jobs.job_id.tolist()
     waits = (table["end_ns"].to_numpy() - table["submit_ns"].to_numpy() - table["best_ns"].to_numpy()) / 1e9
     mean_s = waits[table["is_measured"].to_numpy()].mean()
     assert json.loads((here / "r.json").read_text())["wait_s"]["mean"] == pytest.approx(mean_s)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs.job_records import by_job, figures, groups_of
-from tests.jobs.sim.worlds import S, jobs, run
+from tests.jobs.sim.cluster_models import S, jobs, run
 
 # one node of 4 GPUs: the first job fills it for 100 s; the second waits 90 s, the third 80 s
 THREE = [(0, 100, 4), (10, 50, 2), (20, 5, 1)]

@@ -15,7 +15,7 @@ import pytest
 from jobs import what_if
 from jobs.generated_traces import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.job_records import Blocks, chance_explains, figures
-from jobs.job_scenario import JobsCase
+from jobs.job_scenario import JobExperiment
 from jobs.job_traces import JobTrace
 from jobs.learning.training import Windows
 from jobs.policy_comparison import comparison_document, run_all, run_policy
@@ -24,7 +24,7 @@ from kit.errors import InputError
 from slimsched.cli import main
 from slimsched.jobs import verbs
 from slimsched.jobs.texts import answers, capacity_text, validation_text, whatif_text
-from tests.jobs.cases import case_of, trace_of, write_case
+from tests.jobs.experiments import case_of, trace_of, write_case
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -37,7 +37,7 @@ def drawn(seed: int = 0, jobs: int = 300, load: float = 0.85) -> JobTrace:
     return draw(Drawing(jobs, 16, load, *laws, SIZES, seed=seed))
 
 
-def on_nodes(folder: Path, trace: JobTrace, nodes: int = 4, **keys: Any) -> JobsCase:
+def on_nodes(folder: Path, trace: JobTrace, nodes: int = 4, **keys: Any) -> JobExperiment:
     return case_of(folder, trace, **{"cluster": {"nodes": [{"count": nodes, "gpus": 4}]}, **keys})
 
 
@@ -49,7 +49,10 @@ def test_more_nodes_mean_shorter_waits(tmp_path: Path) -> None:
     trace = drawn()
     now, then = on_nodes(tmp_path, trace, 4), on_nodes(tmp_path, trace, 5)
     row = whatif_document(now, then, 1)["policies"][0]
-    change, means_s = row["change"]["wait_s"], [row[world]["wait_s"]["mean"] for world in ("now", "then")]
+    change, means_s = (
+        row["change"]["wait_s"],
+        [row[cluster_model]["wait_s"]["mean"] for cluster_model in ("now", "then")],
+    )
     assert change["difference"] == pytest.approx(means_s[1] - means_s[0])
     assert change["share"]["value"] == pytest.approx(means_s[1] / means_s[0] - 1)
     assert change["share"]["low"] < change["share"]["value"] < change["share"]["high"]
@@ -66,8 +69,8 @@ def test_the_share_judges(tmp_path: Path) -> None:
     blocks, everybody = Blocks.of(np.linspace(0, 1e6, 160)), np.ones(160, bool)
     share = blocks.share(after_s, before_s, everybody)
     assert not chance_explains(share)
-    case = on_nodes(tmp_path, drawn(jobs=50))
-    found = whatif_document(case, case, 1)
+    experiment = on_nodes(tmp_path, drawn(jobs=50))
+    found = whatif_document(experiment, experiment, 1)
     assert "That may be chance: no interval is known." in whatif_text(found, ["load=1"])
     found["policies"][0]["change"]["wait_s"] = {"share": share, "difference": float(changes_s.mean())}
     said = whatif_text(found, ["load=1"])
@@ -106,10 +109,10 @@ def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path
         trace = draw(Drawing(1500, 16, 0.8, *laws, {1: 0.8, 2: 0.2}, seed=seed))
         now, then = (on_nodes(tmp_path, trace, nodes, seed=seed) for nodes in (4, 5))
         found.append(whatif_document(now, then, 1)["policies"][0])
-    means_s = [np.mean([row[world]["wait_s"]["mean"] for row in found]) for world in ("now", "then")]
+    means_s = [np.mean([row[cluster_model]["wait_s"]["mean"] for row in found]) for cluster_model in ("now", "then")]
     truth = means_s[1] / means_s[0] - 1
     shares = [row["change"]["wait_s"]["share"] for row in found]
-    held = sum(each["low"] <= truth <= each["high"] for each in shares)
+    held = sum(share["low"] <= truth <= share["high"] for share in shares)
     assert held >= least, held
 
 
@@ -146,9 +149,9 @@ def test_no_job_fits_that_wants_so_many_nodes(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
-    case = on_nodes(tmp_path, drawn())
+    experiment = on_nodes(tmp_path, drawn())
     tried: dict[float, float] = {}
-    found = capacity_document(case, WAIT_S, on_trial=tried.__setitem__)
+    found = capacity_document(experiment, WAIT_S, on_trial=tried.__setitem__)
     low, high = found["load_kept"], found["load_broken"]
     assert low is not None
     assert high is not None
@@ -157,15 +160,17 @@ def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Pa
     assert low in kept
     assert high not in kept
     assert {share * low for share in CHECKS} <= tried.keys()
-    assert [each["load"] for each in found["broken_below"]] == [low * each for each in CHECKS if low * each not in kept]
+    assert [each["load"] for each in found["broken_below"]] == [
+        low * check for check in CHECKS if low * check not in kept
+    ]
 
 
 def test_a_load_below_the_answer_that_breaks_the_limit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log's waits may fall where its load rises."""
-    case = on_nodes(tmp_path, drawn())
+    experiment = on_nodes(tmp_path, drawn())
     monkeypatch.setattr(what_if, "_at_load", lambda _, load: load)
     monkeypatch.setattr(what_if, "_wait_s", lambda load, *_: 9e9 if 0.88 < load < 0.92 or load > 1 else 0.0)
-    found = capacity_document(case, WAIT_S)
+    found = capacity_document(experiment, WAIT_S)
     assert 0.98 < found["load_kept"] < 1
     assert [each["load"] / found["load_kept"] for each in found["broken_below"]] == [pytest.approx(0.9)]
     assert f"but a load of {found['broken_below'][0]['load']:.3g} breaks it" in capacity_text(found)
@@ -176,8 +181,8 @@ def test_the_fewest_nodes(tmp_path: Path) -> None:
     nodes = capacity_document(on_nodes(tmp_path, trace, 3), WAIT_S, by="nodes")["nodes"]
     waits_s = []
     for count in (nodes - 1, nodes):
-        case = on_nodes(tmp_path, trace, count)
-        waits_s.append(figures(run_policy(case, case.policies[0]), 4 * count)["wait_s"]["mean"])
+        experiment = on_nodes(tmp_path, trace, count)
+        waits_s.append(figures(run_policy(experiment, experiment.policies[0]), 4 * count)["wait_s"]["mean"])
     assert waits_s[0] > WAIT_S >= waits_s[1]
 
 
@@ -192,8 +197,8 @@ def test_refusing_jobs_is_no_way_to_need_fewer_nodes(tmp_path: Path) -> None:
 def test_a_log_that_was_made_by_the_policy_is_met(tmp_path: Path) -> None:
     """A log whose waits are those of a simulation agrees with it to the second, and with another policy it does not."""
     trace = drawn(load=1.0)
-    case = on_nodes(tmp_path, trace)
-    recorded_s = run_policy(case, case.policies[0]).wait_s
+    experiment = on_nodes(tmp_path, trace)
+    recorded_s = run_policy(experiment, experiment.policies[0]).wait_s
     logged = trace_of(
         list(zip(trace.submit_s.tolist(), trace.run_s.tolist(), trace.gpus.tolist(), strict=True)),
         recorded_wait_s=recorded_s.tolist(),
@@ -210,16 +215,16 @@ def test_a_log_that_was_made_by_the_policy_is_met(tmp_path: Path) -> None:
 
 
 def test_a_log_without_waits_is_refused(tmp_path: Path) -> None:
-    case = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1)]))
+    experiment = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1)]))
     with pytest.raises(InputError, match="the log recorded no waits"):
-        validation_document(case, case.policies[0])
+        validation_document(experiment, experiment.policies[0])
 
 
 def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> None:
     """From ten times on; more work than the GPUs can do is named, and else the flag to try."""
     trace = trace_of([(row * 50, 100, 4) for row in range(40)], recorded_wait_s=[1.0] * 40)
-    case = on_nodes(tmp_path, trace, 1)
-    found = validation_document(case, case.policies[0])
+    experiment = on_nodes(tmp_path, trace, 1)
+    found = validation_document(experiment, experiment.policies[0])
     said = " ".join(validation_text(found).split())
     assert "The simulated mean wait is 975 times as long (" in said
     assert "the log kept 8 GPUs busy at once, and the scenario has 4. Correct cluster.nodes first." in said
@@ -293,9 +298,9 @@ def test_whether_waits_can_be_believed(waits: float | None, refused: int, said: 
     own = case_of(tmp_path, trace, policies=["fifo", "smallest"])
     wait_s = np.nan_to_num(run_policy(own, own.policies[0]).wait_s)
     recorded_s = np.full(len(trace), np.nan) if waits is None else waits * wait_s
-    case = case_of(tmp_path, replace(trace, recorded_wait_s=recorded_s), policies=["fifo", "smallest"])
-    document = comparison_document(case, run_all(case, 1), [])
-    text = next(each.lines[0] for each in answers(document) if each.label == "Trusted")
+    experiment = case_of(tmp_path, replace(trace, recorded_wait_s=recorded_s), policies=["fifo", "smallest"])
+    document = comparison_document(experiment, run_all(experiment, 1), [])
+    text = next(answer.lines[0] for answer in answers(document) if answer.label == "Trusted")
     assert said in text
 
 
@@ -322,8 +327,8 @@ def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
-    case = on_nodes(tmp_path, drawn(jobs=200))
-    earlier, later = Windows.split(case.jobs, case.world, length=8, warm=8)
+    experiment = on_nodes(tmp_path, drawn(jobs=200))
+    earlier, later = Windows.split(experiment.jobs, experiment.cluster_model, length=8, warm=8)
     assert earlier.last + 8 <= later.first - later.warm
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.job_traces import WINDOW, JobTrace, accuracies, predictions
-from tests.jobs.cases import trace_of
+from tests.jobs.experiments import trace_of
 from tests.jobs.test_trace import small
 
 Row = tuple[str, str, int, float, float]  # user, VC, GPUs, what is asked for, run time

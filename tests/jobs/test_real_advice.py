@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slimsched.cli import main
-from tests.jobs.cases import trace_of, write_case
+from tests.jobs.experiments import trace_of, write_case
 from tests.jobs.real_slurm import RealSlurm, real_slurm, why_not
 
 pytestmark = [

@@ -23,7 +23,7 @@ from jobs.what_if import Site, site_of
 from slimsched.cli import main
 from slimsched.jobs.comparison_page import page, waits_chart
 from slimsched.jobs.texts import say
-from tests.jobs.cases import case_of, trace_of
+from tests.jobs.experiments import case_of, trace_of
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

@@ -11,7 +11,7 @@ from jobs.policies.job_cluster import NodeGroup
 from jobs.policy_comparison import run_policy
 from jobs.slurm_conf import SlurmConf, hosts, read_slurm_conf
 from kit.errors import InputError
-from tests.jobs.cases import case_of, trace_of
+from tests.jobs.experiments import case_of, trace_of
 
 
 def read(folder: Path, text: str) -> SlurmConf:

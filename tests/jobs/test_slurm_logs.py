@@ -26,7 +26,7 @@ from jobs.policy_comparison import log_error, run_policy
 from jobs.slurm_conf import SlurmConf
 from jobs.what_if import site_of
 from slimsched.cli import main
-from tests.jobs.cases import case_of
+from tests.jobs.experiments import case_of
 
 LOGS = Path(__file__).parent / "slurm_logs"
 DOCS = Path(__file__).parents[2] / "docs" / "jobs.md"
@@ -103,7 +103,7 @@ def test_the_page_tells_how_near_simulation_is(row: list[str], tmp_path: Path) -
     """Two runs of one Slurm differed by 4 % in the mean and 18 % job by job; fair share alone is farther off."""
     _, log, recorded, how, simulated, off, rank = row
     policy, *keys = how.replace("`", "").split(", ")
-    given = {key: yaml.safe_load(value) for key, value in (each.split(": ") for each in keys)}
+    given = {key: yaml.safe_load(value) for key, value in (key.split(": ") for key in keys)}
     mean_s, error, correlation = replayed(log.strip("`"), tmp_path, policy, given)
     assert [f"{mean_s:.1f} s", f"{100 * error:.0f} %", f"{correlation:.2f}"] == [simulated, off, rank]
     log_s = trace_of_log(log.strip("`"), tmp_path).recorded_wait_s.mean()

@@ -147,7 +147,7 @@ def test_json_is_called_json(tmp_path: Path) -> None:
     """Also with --columns; Philly's log is JSON, too."""
     (tmp_path / "jobs.jsonl").write_text('{"job_id": "1", "end_time": 1709290900000}\n')
     for options in (Options(), Options(columns={"submit_s": "start_time"})):
-        with pytest.raises(InputError, match=r"is JSON; allowed is CSV, with --columns: pandas.read_json"):
+        with pytest.raises(InputError, match=r"is JSON; expected CSV, with --columns: pandas.read_json"):
             import_log(tmp_path / "jobs.jsonl", tmp_path / "t.parquet", "auto", options)
 
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from jobs.job_traces import COLUMNS, JobTrace, read_trace, write_trace
 from kit.errors import InputError
-from tests.jobs.cases import trace_of
+from tests.jobs.experiments import trace_of
 
 
 def small(**changes: Any) -> JobTrace:
@@ -76,7 +76,7 @@ def _written(path: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     "change, problem",
     [
-        (lambda table: table.replace_schema_metadata({}), "schema: None; allowed is 'slimsched.jobtrace/1'"),
+        (lambda table: table.replace_schema_metadata({}), "schema: None; expected 'slimsched.jobtrace/1'"),
         (lambda table: table.replace_schema_metadata({b"slimsched": b'{"schema": "x/2"}'}), "schema: 'x/2'; allowed"),
         (lambda table: table.replace_schema_metadata({b"slimsched": b"{"}), "schema: None"),
         (lambda table: table.drop_columns(["vc"]), "vc: no such column"),

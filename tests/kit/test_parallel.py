@@ -20,19 +20,19 @@ import pytest
 from kit.errors import InputError, WorkError
 from kit.parallel import ONE_THREAD, each
 from scenarios.metrics.router_comparison import compare_results
-from scenarios.runs.simulated_runs import default_jobs, simulate_all, simulate_metrics, simulate_world
+from scenarios.runs.simulated_runs import default_jobs, simulate_all, simulate_experiment, simulate_metrics
 from sim.compiled.row_layout import UnsupportedScenario
 from tests.scenarios.tasks import answer
-from tests.scenarios.test_engines import WORLDS, save_router, world_of
+from tests.scenarios.test_engines import SIDES, experiment_of, save_router
 
 
 def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
     """Two processes give what one gives, in the same order, and simulate only what is not finished yet."""
-    world = world_of(tmp_path, WORLDS["bursts"])
+    experiment = experiment_of(tmp_path, SIDES["bursts"])
     told: list[tuple[str, int]] = []
-    alone = simulate_all(world, ["random", "jsq"], [3, 1])
+    alone = simulate_all(experiment, ["random", "jsq"], [3, 1])
     beside = simulate_all(
-        world, ["random", "jsq"], [3, 1], jobs=2, finished=alone[:1],
+        experiment, ["random", "jsq"], [3, 1], jobs=2, finished=alone[:1],
         on_result=lambda result: told.append((result["router"], result["seed"])),
     )  # fmt: skip
     assert [{**result, "wall_s": 0} for result in beside] == [{**result, "wall_s": 0} for result in alone]
@@ -68,10 +68,10 @@ def test_what_travels_needs_no_file(workload: str, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "series.csv").write_text("\n".join(["time_s,count", *(f"{i / 200},{i % 3}" for i in range(200))]))
-    world, file = world_of(folder, f"workload: {workload}"), folder / "drawn.safetensors"
-    save_router(world, file, deterministic=False)
-    here = simulate_world(world, str(file), 3)
-    packed = bytes(ForkingPickler.dumps((world.with_series(), world.router_maker(str(file)))))
+    experiment, file = experiment_of(folder, f"workload: {workload}"), folder / "drawn.safetensors"
+    save_router(experiment, file, deterministic=False)
+    here = simulate_experiment(experiment, str(file), 3)
+    packed = bytes(ForkingPickler.dumps((experiment.with_series(), experiment.router_maker(str(file)))))
     shutil.rmtree(folder)
     there, maker = ForkingPickler.loads(packed)
     made = simulate_metrics(there, maker.make(there.context), "drawn", 3)
@@ -135,7 +135,7 @@ def test_an_interruption_ends_what_runs() -> None:
 
 def test_little_work_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting processes takes seconds: for fewer images than a process does in that time there is one."""
-    world = world_of(tmp_path)  # 200 images/s, for a second
+    experiment = experiment_of(tmp_path)  # 200 images/s, for a second
     monkeypatch.setattr("scenarios.runs.simulated_runs.core_count", lambda: 3)
-    assert default_jobs(world, 10, 0, "simpy") == default_jobs(world, 1000, 0, "compiled") == 1
-    assert default_jobs(world, 1000, 0, "simpy") == default_jobs(world, 10_000, 0, "compiled") == 3
+    assert default_jobs(experiment, 10, 0, "simpy") == default_jobs(experiment, 1000, 0, "compiled") == 1
+    assert default_jobs(experiment, 1000, 0, "simpy") == default_jobs(experiment, 10_000, 0, "compiled") == 3

@@ -17,7 +17,7 @@ from sim.device_profile import Link
 from sim.fault_injection import poisoned_requests
 from sim.host_and_network import HostTable
 from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
-from tests import worlds
+from tests import tiny
 
 MS = 1_000_000
 RULES = Supervision(hang_ns=30 * MS, backoff_ns=10 * MS, backoff_limit_ns=60 * MS, stable_ns=200 * MS, start_ns=15 * MS)
@@ -73,7 +73,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     """One to four servers, calm or overloaded, tight or ample memory, faults or none, drained or cut."""
     count = draw(st.integers(1, 4))
     profiles = [
-        worlds.profile(
+        tiny.profile(
             f"p{i}",
             speed=draw(st.sampled_from([0.3, 1.0, 2.0])),
             dispatch_s=draw(st.sampled_from([0.0, 1e-4])),
@@ -99,17 +99,17 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "max_batching_delay_ns": draw(st.sampled_from([0, 30_000_000, 2_000_000])),
     }
     link = draw(st.sampled_from(["wifi5", "10gbe", "loopback"]))
-    spec = worlds.cluster(
+    spec = tiny.cluster(
         profiles, greedy=greedy, router=router, link=link, decision_ns=draw(st.sampled_from([0, 100_000]))
     )
     host = draw(st.sampled_from([None, HostTable((20_000, 3000), (400_000, 1000), (0.2, 0.8, 2.0))]))
     spec = with_loss(replace(spec, supervision=RULES, host=host), draw(st.sampled_from([0.0, 0.2])))
     horizon_s = 0.6
-    arrivals = worlds.poisson_s(draw(st.sampled_from([20, 150, 600])), horizon_s, draw(st.integers(0, 99)))
+    arrivals = tiny.poisson_s(draw(st.sampled_from([20, 150, 600])), horizon_s, draw(st.integers(0, 99)))
     if draw(st.booleans()):
         arrivals = np.round(arrivals, 2)  # many arrivals at one instant
     faults = draw(fault_plans(count))
-    run = worlds.run(
+    run = tiny.run(
         spec,
         arrivals,
         horizon_s,
@@ -171,7 +171,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
     spec, run = scenario.cluster, scenario.run
     simulation = Watched(spec, run)
     simulation.set_batching_delay_rule(BatchingDelayRule((4, 2, 4, 1), (20_000_000, 1_000_000, 5_000_000, 0)))
-    record = simulation.run(worlds.Uniform(), np.random.default_rng(0))
+    record = simulation.run(tiny.Uniform(), np.random.default_rng(0))
 
     assert sorted(r.request for r in record.requests) == list(range(sum(run.arrivals_ns <= record.ended_ns)))
     for r in record.requests:
@@ -204,7 +204,7 @@ def test_causality_and_fifo_within_a_key(scenario: Scenario) -> None:
     The stages of a completed request add up to its latency, and only who was tried again has lost time.
     """
     spec, run = scenario.cluster, scenario.run
-    _, record = worlds.simulate(spec, run)
+    _, record = tiny.simulate(spec, run)
     for micro_batch in record.micro_batches:
         decided_ns = micro_batch.snapshot_ns + spec.decision_ns
         assert decided_ns == micro_batch.sent_ns if spec.host is None else decided_ns <= micro_batch.sent_ns
@@ -250,12 +250,12 @@ def test_whatever_goes_wrong_everything_ends_and_replays(
 ) -> None:
     """Faults that pass leave nobody in flight: all complete, or fail for a named reason; the log replays and fits."""
     ways = {"there_s": 1e-3, "back_s": 2e-2}
-    profiles = [worlds.profile(f"p{index}", handover=ways) for index in range(3)]
-    spec = with_loss(worlds.cluster(profiles, shared_medium=shared_medium), loss)
+    profiles = [tiny.profile(f"p{index}", handover=ways) for index in range(3)]
+    spec = with_loss(tiny.cluster(profiles, shared_medium=shared_medium), loss)
     spec = replace(spec, supervision=RULES, host=HostTable((20_000, 3000), (400_000, 1000)))
-    arrivals = worlds.poisson_s(100, 0.5, seed)
-    run = worlds.run(spec, arrivals, 0.5, faults=faults, drain_limit_ns=120 * NS_PER_S, seed=seed, keep_log=True)
-    record = Watched(spec, run).run(worlds.Uniform(), np.random.default_rng(seed))
+    arrivals = tiny.poisson_s(100, 0.5, seed)
+    run = tiny.run(spec, arrivals, 0.5, faults=faults, drain_limit_ns=120 * NS_PER_S, seed=seed, keep_log=True)
+    record = Watched(spec, run).run(tiny.Uniform(), np.random.default_rng(seed))
     assert {r.status for r in record.requests} <= {"completed", "failed"}
     assert {r.reason for r in record.requests if r.status == "failed"} <= REASONS
     assert sorted(r.request for r in record.requests) == list(range(len(arrivals)))
@@ -284,7 +284,7 @@ def test_without_faults_everything_ends(
         "skip_limit_ns": skip_limit_ns,
         "idle_unload_ns": idle_unload_ns,
     }
-    spec = worlds.cluster(greedy=greedy)
-    run = worlds.run(spec, worlds.poisson_s(60, 0.5, seed), 0.5, drain_limit_ns=120 * NS_PER_S)
-    _, record = worlds.simulate(spec, run, seed)
+    spec = tiny.cluster(greedy=greedy)
+    run = tiny.run(spec, tiny.poisson_s(60, 0.5, seed), 0.5, drain_limit_ns=120 * NS_PER_S)
+    _, record = tiny.simulate(spec, run, seed)
     assert {r.status for r in record.requests} == {"completed"}

@@ -10,7 +10,7 @@ from policies.replay import replay_run
 from policies.run_records import LoggedStep
 from policies.vocabulary import NS_PER_S, RequestArrived, RouterEvent, SendMicroBatch, ServerDraining
 from sim.simulated_cluster import ClusterSpec, RunSpec
-from tests import worlds
+from tests import tiny
 from tests.laws.test_conservation import Watched
 
 Wish = tuple[int, int, bool]
@@ -51,8 +51,8 @@ def test_whoever_is_drained_whenever_all_complete_at_the_first_try(
 ) -> None:
     """No micro-batch goes to a drained server while another one is not, and each drained one is empty in the end."""
     ways = {"there_s": 1e-3, "back_s": 2e-2}
-    spec = worlds.cluster(
-        [worlds.profile(f"p{index}", handover=ways) for index in range(3)],
+    spec = tiny.cluster(
+        [tiny.profile(f"p{index}", handover=ways) for index in range(3)],
         router={
             "micro_batch_key": micro_batch_key,
             "outstanding_micro_batches": outstanding_micro_batches,
@@ -60,10 +60,10 @@ def test_whoever_is_drained_whenever_all_complete_at_the_first_try(
         },
         decision_ns=decision_ns,
     )
-    arrivals = worlds.poisson_s(100, 0.4, seed)
-    run = worlds.run(spec, arrivals, 0.4, drain_limit_ns=120 * NS_PER_S, seed=seed, keep_log=True)
+    arrivals = tiny.poisson_s(100, 0.4, seed)
+    run = tiny.run(spec, arrivals, 0.4, drain_limit_ns=120 * NS_PER_S, seed=seed, keep_log=True)
     simulation = Drained(spec, run, wishes)
-    record = simulation.run(worlds.Uniform(), np.random.default_rng(seed))
+    record = simulation.run(tiny.Uniform(), np.random.default_rng(seed))
     assert [request.status for request in record.requests] == ["completed"] * len(arrivals)
     assert {request.retries for request in record.requests} == {0}
     assert all(simulation.router.is_empty(server) for server in range(3))

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from policies.rules.rule_params import BatchingDelaySpec, FixedRule
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.learn.evaluator import Evaluator, TuningParams
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 
 FAST_NS, SLOW_NS = 3_000, 100_000  # of a decision
 TUPLE = (0.25, 0.5, 0.75, 1.0)
@@ -24,7 +24,7 @@ LIMIT_S = 8e-3
 PICKED_ON, JUDGED_ON = ("pick",), ("one", "two", "three")
 
 
-def drawn_world(seed: int, folder: Path) -> World:
+def drawn_experiment(seed: int, folder: Path) -> Experiment:
     """Two to four unequal GPUs on one kind of link, at 40 to 70 % of what they would carry with full batches."""
     rng = np.random.default_rng(seed)
     profiles = rng.choice(["rtx-2080-ti", "gtx-980-ti", "t4", "v100"], int(rng.integers(2, 5))).tolist()
@@ -44,12 +44,12 @@ def drawn_world(seed: int, folder: Path) -> World:
     }
     path = folder / "drawn.yaml"
     path.write_text(yaml.safe_dump(scenario))
-    return load_world(path)
+    return load_experiment(path)
 
 
-def with_decisions_of(world: World, decision_ns: int) -> World:
+def with_decisions_of(experiment: Experiment, decision_ns: int) -> Experiment:
     """Deciding takes this, and nothing else of the router's does."""
-    return replace(world, cluster=replace(world.cluster, decision_ns=decision_ns, host=None))
+    return replace(experiment, cluster=replace(experiment.cluster, decision_ns=decision_ns, host=None))
 
 
 def mean_s(course: Evaluator, batching_delay: BatchingDelaySpec | None, names: Sequence[str]) -> float:
@@ -58,14 +58,14 @@ def mean_s(course: Evaluator, batching_delay: BatchingDelaySpec | None, names: S
     return float(np.mean([score.mean_s for score in scores]))
 
 
-def best_mean_s(world: World) -> float:
+def best_mean_s(experiment: Experiment) -> float:
     """With the batching delay that does best on one run, of six, on three others."""
     batching_delays = [
         BatchingDelaySpec(requests=(size,) * 4, wait_s=(wait_s,) * 4) for size in SIZES for wait_s in WAITS_S
     ]
     batching_delays.append(BatchingDelaySpec(requests=(32,) * 4, wait_s=(WAITS_S[0],) * 4))
     with ThreadPoolExecutor(1) as workers:
-        course = Evaluator(world, TuningParams(floor=0.0, episode_s=1.0, episodes=1), workers)
+        course = Evaluator(experiment, TuningParams(floor=0.0, episode_s=1.0, episodes=1), workers)
         best = min((None, *batching_delays), key=lambda batching_delay: mean_s(course, batching_delay, PICKED_ON))
         return mean_s(course, best, JUDGED_ON)
 
@@ -73,6 +73,6 @@ def best_mean_s(world: World) -> float:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_router_that_may_wait_is_no_slower_for_deciding_faster(seed: int, tmp_path: Path) -> None:
     """The same tuple on the same runs, each with its own best hold."""
-    world = drawn_world(seed, tmp_path)
-    fast_s, slow_s = (best_mean_s(with_decisions_of(world, decision_ns)) for decision_ns in (FAST_NS, SLOW_NS))
+    experiment = drawn_experiment(seed, tmp_path)
+    fast_s, slow_s = (best_mean_s(with_decisions_of(experiment, decision_ns)) for decision_ns in (FAST_NS, SLOW_NS))
     assert fast_s <= slow_s

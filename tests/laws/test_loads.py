@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from policies.greedy_scheduler import GreedyScheduler, InstanceState
 from policies.vocabulary import Choice, LoadInstance, UnloadInstance, WorkKey
 from sim.simulated_cluster import ClusterSpec, Simulation
-from tests import worlds
+from tests import tiny
 
 NEVER_NS = 10**15
 Kind = tuple[int, float]  # (segment, width)
-TUPLES = st.tuples(*[st.sampled_from(worlds.WIDTHS)] * 4)
+TUPLES = st.tuples(*[st.sampled_from(tiny.WIDTHS)] * 4)
 
 
 class OneOf:
@@ -42,9 +42,9 @@ def bytes_of(kinds: set[Kind]) -> int:
 def served(cap_bytes: int, rate_img_s: float, router: OneOf, seed: int, **greedy: Any) -> tuple[ClusterSpec, Any]:
     """A cluster of two servers with this memory each, and the record of 0.2 s."""
     settings = {"vram_cap_bytes": cap_bytes, "idle_unload_ns": None, "skip_limit_ns": NEVER_NS, **greedy}
-    profiles = [worlds.profile("a"), worlds.profile("b", speed=0.5)]
-    spec = worlds.cluster(profiles, greedy=settings, router={"outstanding_micro_batches": 6}, link="loopback")
-    run = worlds.run(spec, worlds.poisson_s(rate_img_s, 0.2, seed), 0.2, keep_log=True)
+    profiles = [tiny.profile("a"), tiny.profile("b", speed=0.5)]
+    spec = tiny.cluster(profiles, greedy=settings, router={"outstanding_micro_batches": 6}, link="loopback")
+    run = tiny.run(spec, tiny.poisson_s(rate_img_s, 0.2, seed), 0.2, keep_log=True)
     return spec, Simulation(spec, run).run(router, np.random.default_rng(seed))
 
 
@@ -63,10 +63,10 @@ def test_what_fits_together_is_loaded_once_and_never_evicted(
     _, record = served(bytes_of(kinds) + spare_bytes, rate_img_s, OneOf(tuples, 4), seed, scale_cap=0)
     for server in (0, 1):
         commands = orders(record, server)
-        loads = [(each.segment, each.width) for each in commands if isinstance(each, LoadInstance)]
+        loads = [(command.segment, command.width) for command in commands if isinstance(command, LoadInstance)]
         assert len(set(loads)) == len(loads)
         assert set(loads) <= kinds
-        assert not any(isinstance(each, UnloadInstance) for each in commands)
+        assert not any(isinstance(command, UnloadInstance) for command in commands)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
@@ -93,8 +93,8 @@ def test_each_load_and_each_eviction_has_its_need(
         core = cores[int(step.core.partition(":")[2])]
         before = {instance.id: (instance.spec, instance.state) for instance in core.instances}
         assert tuple(core.handle(step.event, step.now_ns)) == step.commands
-        loads = [each for each in step.commands if isinstance(each, LoadInstance)]
-        evicted = {each.instance for each in step.commands if isinstance(each, UnloadInstance)}
+        loads = [command for command in step.commands if isinstance(command, LoadInstance)]
+        evicted = {command.instance for command in step.commands if isinstance(command, UnloadInstance)}
         alive = [spec for spec, state in before.values() if state is not InstanceState.UNLOADING]
         waiting = list(core._queue.by_age())
         needy = [key for key in waiting if is_overdue(core, key, step.now_ns) or not serving(alive, key)]
@@ -106,7 +106,9 @@ def test_each_load_and_each_eviction_has_its_need(
         if evicted:
             assert needy
             sizes, unloading = core.params.instance_bytes, InstanceState.UNLOADING
-            leaving = [each for each in core.instances if each.state is unloading and each.id not in evicted]
+            leaving = [
+                instance for instance in core.instances if instance.state is unloading and instance.id not in evicted
+            ]
             freed_bytes = sum(sizes[each.spec] for each in leaving)
             largest_bytes = max(sizes[key.segment, key.width] for key in needy)
             assert core.memory.used_bytes - freed_bytes + largest_bytes > cap_bytes

@@ -25,7 +25,7 @@ from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.device_tables import ProfileCosts
 from sim.host_and_network import HostTable
 from sim.simulated_cluster import ClusterSpec, Simulation
-from tests import worlds
+from tests import tiny
 
 US, MS = 1000, 1_000_000
 HANDOVER = {"there_s": 3e-5, "back_s": 5e-5}
@@ -46,10 +46,10 @@ class Alone:
 def quick(host: HostTable | None = None, servers: int = 1, decision_ns: int = 0, **profile: Any) -> ClusterSpec:
     """Servers that are never short of anything: hardly any time in the pass, everything loaded, no link to speak of."""
     made = {"segments": 1, "base_s": 1e-7, "per_image_s": 1e-9, "beta": 0.0, "load_s": 0.0, **profile}
-    profiles = [worlds.profile(f"p{index}", **made) for index in range(servers)]
+    profiles = [tiny.profile(f"p{index}", **made) for index in range(servers)]
     router = {"outstanding_micro_batches": 10_000}
     greedy = {"idle_unload_ns": None, "scale_trigger": 1000}
-    spec = worlds.cluster(profiles, router=router, greedy=greedy, link="loopback", decision_ns=decision_ns)
+    spec = tiny.cluster(profiles, router=router, greedy=greedy, link="loopback", decision_ns=decision_ns)
     return replace(spec, host=host)
 
 
@@ -61,7 +61,7 @@ def simulate(
     engine: Any = Simulation,
     **changes: Any,
 ) -> RunRecord:
-    run = worlds.run(spec, arrivals, horizon_s, **changes)
+    run = tiny.run(spec, arrivals, horizon_s, **changes)
     record: RunRecord = engine(spec, run).run(Alone(micro_batch_size), np.random.default_rng(0))
     return record
 
@@ -80,7 +80,7 @@ def test_images_wait_for_the_host_as_in_an_m_d_1_queue(load: float) -> None:
     spec = quick(HostTable(decision=(cost_ns, 0), returned=(0, 0)), decision_ns=decision_ns)
     means_ms = []
     for seed in range(10):
-        record = simulate(spec, worlds.poisson_s(load * 1000, 8.0, seed), 8.0, engine=CompiledSimulation)
+        record = simulate(spec, tiny.poisson_s(load * 1000, 8.0, seed), 8.0, engine=CompiledSimulation)
         means_ms.append(np.mean(in_stage(record, "router_wait")) / MS)
     expected_ms = load / (2 * (1 - load))
     half_ms = 3.25 * np.std(means_ms, ddof=1) / np.sqrt(len(means_ms))  # a 99 % interval of ten runs
@@ -90,7 +90,7 @@ def test_images_wait_for_the_host_as_in_an_m_d_1_queue(load: float) -> None:
 
 def test_books_that_are_kept_after_a_block_has_gone_delay_the_next_one_alone() -> None:
     """A quarter of the host's cost stands before the micro-batch's departure; who comes next waits for all of it."""
-    arrivals_s = worlds.poisson_s(600.0, 4.0)
+    arrivals_s = tiny.poisson_s(600.0, 4.0)
     whole, quarter = (
         simulate(quick(HostTable(decision=(MS, 0), returned=(0, 0), sent_permille=permille)), arrivals_s, 4.0)
         for permille in (1000, 250)
@@ -102,12 +102,14 @@ def test_books_that_are_kept_after_a_block_has_gone_delay_the_next_one_alone() -
 
 def test_books_that_are_kept_after_a_return_delay_the_next_one_alone() -> None:
     """A fifth of the host's cost stands before an image is back; who comes next waits for all of it."""
-    arrivals_s = worlds.poisson_s(600.0, 4.0)
+    arrivals_s = tiny.poisson_s(600.0, 4.0)
     whole, fifth = (
         simulate(quick(HostTable(decision=(0, 0), returned=(MS, 0), received_permille=permille)), arrivals_s, 4.0)
         for permille in (1000, 200)
     )
-    latency_ns = [np.array([each.finished_ns - each.arrived_ns for each in run.requests]) for run in (whole, fifth)]
+    latency_ns = [
+        np.array([request.finished_ns - request.arrived_ns for request in run.requests]) for run in (whole, fifth)
+    ]
     assert set(latency_ns[0] - latency_ns[1]) == {MS - MS // 5}
     assert max(in_stage(fifth, "handover")) > 2 * MS  # somebody waited for all of another's
 
@@ -117,7 +119,7 @@ def test_spread_costs_wait_longer_by_pollaczek_and_khinchine() -> None:
     means_ms = []
     for spread in ((), (0.0, 2.0)):
         spec = quick(HostTable(decision=(MS, 0), returned=(0, 0), spread=spread))
-        record = simulate(spec, worlds.poisson_s(500.0, 40.0), 40.0, engine=CompiledSimulation)
+        record = simulate(spec, tiny.poisson_s(500.0, 40.0), 40.0, engine=CompiledSimulation)
         means_ms.append(np.mean(in_stage(record, "router_wait")) / MS)
     assert means_ms == pytest.approx([0.5, 1.0], rel=0.12)
 
@@ -150,12 +152,12 @@ def test_each_stage_of_an_image_that_meets_nobody() -> None:
 
 def test_expected_costs_know_the_way_there_and_back_but_not_as_work() -> None:
     """A micro-batch's delay has them in it; an image's share of a busy server has not."""
-    near, far = (worlds.cluster([worlds.profile(handover=ways)]) for ways in (None, HANDOVER))
+    near, far = (tiny.cluster([tiny.profile(handover=ways)]) for ways in (None, HANDOVER))
     costs = [
         ProfileCosts(spec.devices, [32], [server.attachment for server in spec.servers]) for spec in (near, far)
     ]  # fmt: skip
     key = next(iter(near.devices[0].keys))
-    work = worlds.work_key(*key)
+    work = tiny.work_key(*key)
     assert costs[1].batch_s(0, work, 40) - costs[0].batch_s(0, work, 40) == pytest.approx(8e-5)
     assert costs[1].image_s(0, work) == costs[0].image_s(0, work)
 
@@ -168,7 +170,7 @@ def test_nothing_is_overtaken_on_its_way() -> None:
     ways = {"there_s": 1e-4, "back_s": 4e-3}
     busy = {"dispatch_s": 0.0, "there_s": 4e-3, "back_s": 1e-4}
     spec = quick(None, servers=2, handover=ways, busy_serving=busy)
-    record = simulate(spec, worlds.poisson_s(2000.0, 0.5), 0.5, keep_log=True)
+    record = simulate(spec, tiny.poisson_s(2000.0, 0.5), 0.5, keep_log=True)
     for server in range(2):
         steps = [step for step in record.log if step.core == f"server:{server}"]
         sent = [
@@ -208,7 +210,7 @@ RULES = Supervision(hang_ns=30 * MS, backoff_ns=10 * MS, start_ns=10 * MS)
 
 def faulty(**profile: Any) -> ClusterSpec:
     greedy, router = {"idle_unload_ns": 20 * MS}, {"outstanding_micro_batches": 1000}
-    spec = worlds.cluster([worlds.profile(**profile)], decision_ns=0, greedy=greedy, router=router)
+    spec = tiny.cluster([tiny.profile(**profile)], decision_ns=0, greedy=greedy, router=router)
     return replace(spec, supervision=RULES)
 
 
@@ -241,10 +243,10 @@ def test_a_stale_message_leaves_the_records_of_a_request_alone() -> None:
         def choose(self, view: Any, rng: np.random.Generator) -> Choice:
             return Choice(0, 1.0, 1) if view.servers[0].valid else Choice(1, 0.25, 1)
 
-    slow = worlds.profile("slow", handover={"there_s": 0.0, "back_s": 0.5})
-    other = worlds.profile("other", handover={"there_s": 0.0, "back_s": 1.0}, load_s=0.0)
-    spec = replace(worlds.cluster([slow, other], decision_ns=0), supervision=RULES)
-    run = worlds.run(spec, [0.0], 1.2, faults=(Crash(0, 300 * MS),), end="cut")
+    slow = tiny.profile("slow", handover={"there_s": 0.0, "back_s": 0.5})
+    other = tiny.profile("other", handover={"there_s": 0.0, "back_s": 1.0}, load_s=0.0)
+    spec = replace(tiny.cluster([slow, other], decision_ns=0), supervision=RULES)
+    run = tiny.run(spec, [0.0], 1.2, faults=(Crash(0, 300 * MS),), end="cut")
     record = Simulation(replace(spec, supervision=replace(RULES, start_ns=9000 * MS)), run).run(
         Narrower(), np.random.default_rng(0)
     )

@@ -14,7 +14,7 @@ from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.device_profile import Link
 from sim.host_and_network import PRESETS, Attachment
 from sim.simulated_cluster import ClusterSpec
-from tests import worlds
+from tests import tiny
 
 SERVICE_S = 1e-3
 SEEDS, REQUESTS, WARMUP = 10, 2500, 300
@@ -30,7 +30,7 @@ class OnlyChoice:
 def one_server(monkeypatch: pytest.MonkeyPatch, instances: int, jitter: tuple[float, ...] = ()) -> ClusterSpec:
     """One segment, one width, batches of one, free links, `instances` preloaded in no time."""
     monkeypatch.setitem(PRESETS, "free", Link(latency_s=0.0, bandwidth_bytes_s=1e18))
-    toy = worlds.profile(
+    toy = tiny.profile(
         segments=1,
         widths=(1.0,),
         batches=(1,),
@@ -40,7 +40,7 @@ def one_server(monkeypatch: pytest.MonkeyPatch, instances: int, jitter: tuple[fl
         load_s=0.0,
         sensor={"period_s": 10.0, "lag_s": 0.0, "power_window_s": 10.0, "utilization_window_s": 10.0},
     )
-    return worlds.cluster(
+    return tiny.cluster(
         [toy],
         link="free",
         batch_limit=1,
@@ -58,7 +58,7 @@ def one_server(monkeypatch: pytest.MonkeyPatch, instances: int, jitter: tuple[fl
 def sojourn_s(spec: ClusterSpec, load: float, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(SERVICE_S / load, REQUESTS))
-    run = worlds.run(spec, arrivals, float(arrivals[-1]) + 1.0, seed=seed, detail=False)
+    run = tiny.run(spec, arrivals, float(arrivals[-1]) + 1.0, seed=seed, detail=False)
     record = CompiledSimulation(spec, run).run(OnlyChoice(), rng)
     requests = sorted(record.requests, key=lambda r: r.request)
     return np.array([(r.finished_ns - r.arrived_ns) / 1e9 for r in requests])[WARMUP:]
@@ -92,7 +92,7 @@ def test_sojourn_times_agree_with_m_m_1_ps(monkeypatch: pytest.MonkeyPatch, load
     assert_mean(sojourns, SERVICE_S / (1 - load))
 
 
-def test_attachment_of_the_theory_world_is_free() -> None:
+def test_attachment_of_the_theory_experiment_is_free() -> None:
     """A link without latency at endless bandwidth delays nothing (else the theory tests would test the link)."""
     from sim.host_and_network import Interconnect
 

@@ -41,10 +41,10 @@ from hw.worker.torch_outfit import TorchOutfit, torch_workers
 from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.vocabulary import Choice, ClusterView, RunBatch
 from scenarios.executors.executor_runs import hardware_servers
-from scenarios.world.scenario_building import load_world
+from scenarios.experiment.scenario_building import load_experiment
 from tests.calibrate.fake import facts
 from tests.hw.test_capturable import READING, Reading
-from tests.hw.worlds import TINY, Wanderer, params, router, tiny_model, true_run
+from tests.hw.tiny import TINY, Wanderer, params, router, tiny_model, true_run
 from tests.nullcuda.harness import counts, since, trace
 
 Answer = TypeVar("Answer")
@@ -284,13 +284,13 @@ def calibrated() -> dict[str, Any]:
         right = np.ones((100, len(tuples)), bool)
         save_accuracy(folder / "accuracy.json", Evaluation(tuples, right, profile.model.hash, "tiny"))
         (folder / "gpu-scenario.yaml").write_text(SCENARIO)
-        (server,) = hardware_servers(load_world(folder / "gpu-scenario.yaml"))
+        (server,) = hardware_servers(load_experiment(folder / "gpu-scenario.yaml"))
     assert isinstance(server.device, DeviceSpec)
     every = [{size for size, n in zip(curve.batches, curve.samples, strict=True) if n} for curve in profile.latency]
     return {
-        "loaded": sorted(set.union(*(each.sizes for each in benches))),
+        "loaded": sorted(set.union(*(bench.sizes for bench in benches))),
         "measured": sorted(set.intersection(*every)),
         "padded": server.params.padded_sizes,
         "warmed": server.device.warm_sizes,
-        "first_s": {how: min(first_s) for each in benches for how, first_s in each.first_s.items()},
+        "first_s": {how: min(first_s) for bench in benches for how, first_s in bench.first_s.items()},
     }

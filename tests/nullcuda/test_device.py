@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.hw.test_capturable import READING
-from tests.hw.worlds import TINY
+from tests.hw.tiny import TINY
 from tests.nullcuda import cases
 from tests.nullcuda.harness import NULLCUDA, run_case
 

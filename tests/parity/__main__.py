@@ -113,7 +113,7 @@ def show_smallest(seed: int) -> None:
     for part in (scenario.cluster.router, scenario.cluster.supervision, *scenario.cluster.servers, scenario.run):
         print(part)
     for device in scenario.cluster.devices:
-        print({each.name: getattr(device, each.name) for each in fields(device) if each.name not in _LONG})
+        print({field.name: getattr(device, field.name) for field in fields(device) if field.name not in _LONG})
     print(scenario.policy_name, scenario.cluster.decision_ns, scenario.cluster.host)
 
 

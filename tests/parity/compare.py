@@ -161,4 +161,4 @@ def names_of(kind: Any) -> tuple[str, ...]:
     """The fields of a record, dataclass or struct; none of anything else."""
     if hasattr(kind, "__struct_fields__"):
         return tuple(kind.__struct_fields__)
-    return tuple(each.name for each in fields(kind)) if hasattr(kind, "__dataclass_fields__") else ()
+    return tuple(field.name for field in fields(kind)) if hasattr(kind, "__dataclass_fields__") else ()

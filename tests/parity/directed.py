@@ -267,7 +267,7 @@ def steps(record: RunRecord, kind: type, at: int | None = None) -> list[LoggedSt
 
 def commands(record: RunRecord, kind: type) -> list[tuple[int, object]]:
     """(time in ns, command) of a kind."""
-    return [(step.now_ns, each) for step in record.log for each in step.commands if isinstance(each, kind)]
+    return [(step.now_ns, command) for step in record.log for command in step.commands if isinstance(command, kind)]
 
 
 def returns(record: RunRecord) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy_scheduler import GreedyParams, Spec
-from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, RoutingPolicy, top1_of
+from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, RoutingPolicy, accuracies_of
 from policies.router_names import make_router
 from policies.rules.compass import CompassRule, Numbers
 from policies.rules.rule_context import RouterContext, working_sets
@@ -40,7 +40,7 @@ from sim.device_tables import (
 from sim.host_and_network import FREE, Attachment, HostTable
 from sim.simulated_cluster import BernoulliCorrectness, ClusterSpec, Correctness, MatrixCorrectness, RunSpec
 from sim.simulated_server import ServerSpec
-from tests import worlds
+from tests import tiny
 from tests.parity.draws import Draws, SeededDraws
 
 IMAGE_BYTES = 3000
@@ -109,7 +109,7 @@ class Scenario:
         limits_w = tuple(cluster.devices[server.device].cap_mw / 1000 for server in cluster.servers)
         context = RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s, cluster.micro_batch_ns)
         params = [server.params for server in cluster.servers]
-        return replace(context, working_sets=working_sets(context, params, cluster.prior.mean_top1))
+        return replace(context, working_sets=working_sets(context, params, cluster.prior.mean_accuracy))
 
 
 @dataclass
@@ -173,7 +173,7 @@ class OneServer:
 @lru_cache(maxsize=256)
 def shape(segments: int, widths: tuple[float, ...], kind: str) -> Profile:
     """A profile for what tables take from it: the model's shape, the bare idle power, the kind of device."""
-    found = worlds.profile("grid", segments=segments, widths=widths, batches=(1, 8), power=POWER)
+    found = tiny.profile("grid", segments=segments, widths=widths, batches=(1, 8), power=POWER)
     device = found.device.model_copy(update={"kind": kind})
     activation_bytes = tuple(tuple(int(1000 * s + 2000 * w) for w in widths) for s in range(1, segments + 1))
     model = found.model.model_copy(update={"input_bytes": IMAGE_BYTES, "activation_bytes": activation_bytes})
@@ -320,7 +320,7 @@ JITTERS: tuple[tuple[float, ...], ...] = (
 @lru_cache(maxsize=32)
 def compiled_device(segments: int, widths: tuple[float, ...], jitter: bool, metric: str, kind: str) -> DeviceTables:
     """Tables that were compiled from a profile's curves, with everything that a profile can have."""
-    found = worlds.profile(
+    found = tiny.profile(
         "curves",
         segments=segments,
         widths=widths,
@@ -399,7 +399,7 @@ def grid_cluster(
         "prior": full_prior(model.segments, model.widths),
     }
     merged = {**defaults, **changes}
-    config = replace(config, top1=top1_of(config, merged["prior"]))  # type: ignore[arg-type]
+    config = replace(config, accuracies=accuracies_of(config, merged["prior"]))  # type: ignore[arg-type]
     return ClusterSpec(tuple(tables), servers, config, **merged)  # type: ignore[arg-type]
 
 
@@ -455,7 +455,7 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
     on = [sorted(set(on)).index(device) for device in on]
     params = [_draw_params(draws, step_ns, segments, widths) for _ in range(draws.pick((1, 2)))]
     media, links = _draw_network(draws, step_ns, servers)
-    params = [_fit_limit(each, devices) for each in params]
+    params = [_fit_limit(param, devices) for param in params]
     cluster = grid_cluster(
         devices,
         on,
@@ -519,7 +519,7 @@ def of_two_models(draws: Draws, scenario: Scenario) -> Scenario:
     models = (router.widths[:first], router.widths[first:])
     router = replace(router, models=models, model_of=tuple(draws.below(2) for _ in router.classes))
     prior = full_prior(router.segments, router.widths)
-    router = replace(router, top1=top1_of(router, prior))
+    router = replace(router, accuracies=accuracies_of(router, prior))
     cluster = replace(cluster, prior=prior, router=router, servers=_nested(cluster, tuple(map(len, models))))
     return replace(found, name=f"{found.name}, of two models", cluster=cluster)
 

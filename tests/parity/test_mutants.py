@@ -42,7 +42,7 @@ def scenarios() -> list[Scenario]:
     drawn = [draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS]
     compasses = [replace(each, name=f"{each.name}, compass", policy_name="compass") for each in drawn]
     many = [in_racks(sampled(each, 2)) for each in drawn[:20]]
-    return [*(each.scenario for each in scenes()), *drawn, *compasses, *many, *(each.scenario for each in pairs())]
+    return [*(scene.scenario for scene in scenes()), *drawn, *compasses, *many, *(pair.scenario for pair in pairs())]
 
 
 @cache

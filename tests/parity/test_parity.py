@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from policies.faults import Crash, Slowness
 from policies.interfaces import RewardTerms
 from sim.compiled.compiled_simulation import CompiledSimulation
-from tests import worlds
+from tests import tiny
 from tests.parity.compare import changed, compare, difference, play, reference
 from tests.parity.directed import PLACES, Directed, pairs, scenes
 from tests.parity.draws import HypothesisDraws, SeededDraws
@@ -69,12 +69,12 @@ def test_engines_agree_where_decisions_look_at_some_servers_in_racks() -> None:
 
 def _served(nests: tuple[int, ...]) -> tuple[Counter[object], Counter[object]]:
     """Images by server, segment and width: as the router decided, and as batches ran, each as its instance is."""
-    spec = worlds.cluster(
-        [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.4))],
+    spec = tiny.cluster(
+        [tiny.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.4))],
         router={"micro_batch_sizes": (1, 2, 4, 8)},
         greedy={"batch_limit": 8, "nests": nests, "served_width": "instance"},
     )
-    scenario = Scenario("nests", spec, worlds.run(spec, worlds.poisson_s(600, 0.3), 0.3), "random")
+    scenario = Scenario("nests", spec, tiny.run(spec, tiny.poisson_s(600, 0.3), 0.3), "random")
     record = list(play(reference, scenario))[-1].record
     assert record is not None
     decided, ran = Counter[object](), Counter[object]()
@@ -119,13 +119,13 @@ def _disagreement(directed: Directed) -> str | None:
 def test_engines_agree_on_a_run_that_outgrows_every_list() -> None:
     """Real curves, jitter, overload: more requests in flight, blocks and batches than there is room for at first."""
     quantiles = tuple(float(x) for x in np.linspace(0.8, 1.6, 33))
-    spec = worlds.cluster(
-        [worlds.profile(name, speed=speed, jitter=quantiles, load_s=0.01) for name, speed in (("a", 1.0), ("b", 0.6))],
+    spec = tiny.cluster(
+        [tiny.profile(name, speed=speed, jitter=quantiles, load_s=0.01) for name, speed in (("a", 1.0), ("b", 0.6))],
         router={"micro_batch_sizes": (1, 2), "outstanding_micro_batches": 4},
         greedy={"batch_limit": 2, "scale_trigger": 1, "idle_unload_ns": 20_000_000, "vram_cap_bytes": 3_000_000_000},
     )
     faults = (Crash(0, 300_000_000), Slowness(1, 100_000_000, 600_000_000, 1.7))
-    run = worlds.run(spec, worlds.poisson_s(900, 1.5), 1.5, faults=faults, drain_limit_ns=40_000_000_000)
+    run = tiny.run(spec, tiny.poisson_s(900, 1.5), 1.5, faults=faults, drain_limit_ns=40_000_000_000)
     scenario = Scenario("long", spec, run, "random")
     moments = list(play(reference, scenario))
     record = moments[-1].record

@@ -50,7 +50,7 @@ from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.compiled.row_layout import REQUESTS_FULL
 from sim.device_profile import Link
 from sim.simulated_cluster import MatrixCorrectness, Simulation
-from tests import worlds
+from tests import tiny
 from tests.parity.compare import difference
 from tests.parity.draws import GivenDraws, SeededDraws
 from tests.parity.mutants import Mutant, source_mutants
@@ -143,7 +143,7 @@ def own_goals(scenario: Scenario, context: RouterContext) -> ControlSpec:
     if scenario.run.goals:
         return ControlSpec()
     limit_s = length_s(scenario) / 20
-    return ControlSpec(floor=context.prior.mean_top1, p99_limit_s=limit_s)
+    return ControlSpec(floor=context.prior.mean_accuracy, p99_limit_s=limit_s)
 
 
 def limited(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -308,14 +308,14 @@ ROUTERS: dict[str, MakeRouter] = {
 
 def busy() -> Scenario:
     """Three unequal devices with real curves, overloaded for a while, and a server that dies."""
-    spec = worlds.cluster(
-        [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))],
+    spec = tiny.cluster(
+        [tiny.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))],
         router={"micro_batch_sizes": (1, 2, 4, 8)},
         greedy={"batch_limit": 8},
     )
-    arrivals_s = sorted([*worlds.poisson_s(600, 0.2), *(0.1 + worlds.poisson_s(2500, 0.05, 1))])
+    arrivals_s = sorted([*tiny.poisson_s(600, 0.2), *(0.1 + tiny.poisson_s(2500, 0.05, 1))])
     faults = (Crash(0, 120_000_000), Slowness(1, 50_000_000, 150_000_000, 1.7))
-    return Scenario("busy", spec, worlds.run(spec, np.array(arrivals_s), 0.2, faults=faults))
+    return Scenario("busy", spec, tiny.run(spec, np.array(arrivals_s), 0.2, faults=faults))
 
 
 def classed() -> Scenario:
@@ -333,23 +333,21 @@ def two_models() -> Scenario:
 def cramped() -> Scenario:
     """Two devices whose memory does not hold all full-width instances, of the second one fewer; a load takes as long as
     some batches."""
-    spec = worlds.cluster(
-        [worlds.profile(name, speed=speed, load_s=0.004) for name, speed in (("a", 1.0), ("b", 0.5))],
+    spec = tiny.cluster(
+        [tiny.profile(name, speed=speed, load_s=0.004) for name, speed in (("a", 1.0), ("b", 0.5))],
         router={"micro_batch_sizes": (1, 2, 4, 8)},
         greedy={"batch_limit": 8, "vram_cap_bytes": 500_000_000, "idle_unload_ns": 20_000_000},
     )
     one, other = spec.servers
     other = replace(other, params=replace(other.params, vram_cap_bytes=400_000_000))
     spec = replace(spec, servers=(one, other))
-    return Scenario("cramped", spec, worlds.run(spec, np.array([*worlds.poisson_s(300, 0.3)]), 0.3))
+    return Scenario("cramped", spec, tiny.run(spec, np.array([*tiny.poisson_s(300, 0.3)]), 0.3))
 
 
 def many() -> Scenario:
     """Nine servers of three kinds, in three racks, of which a decision looks at three; two die."""
-    kinds = [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))]
-    spec = worlds.cluster(
-        kinds * 3, router={"micro_batch_sizes": (1, 2, 4, 8), "samples": 3}, greedy={"batch_limit": 8}
-    )
+    kinds = [tiny.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))]
+    spec = tiny.cluster(kinds * 3, router={"micro_batch_sizes": (1, 2, 4, 8), "samples": 3}, greedy={"batch_limit": 8})
     uplink = Link(latency_s=2e-5, bandwidth_bytes_s=2e7)
     spec = replace(
         spec,
@@ -359,7 +357,7 @@ def many() -> Scenario:
         ),
     )
     faults = (Crash(0, 60_000_000), Crash(4, 120_000_000))
-    return Scenario("many", spec, worlds.run(spec, worlds.poisson_s(4000, 0.15), 0.15, faults=faults))
+    return Scenario("many", spec, tiny.run(spec, tiny.poisson_s(4000, 0.15), 0.15, faults=faults))
 
 
 @lru_cache

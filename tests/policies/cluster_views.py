@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.interfaces import AccuracyPrior, RouterConfig, RoutingPolicy, top1_of
+from policies.interfaces import AccuracyPrior, RouterConfig, RoutingPolicy, accuracies_of
 from policies.rules.rule_context import RouterContext
 from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 
@@ -81,7 +81,7 @@ def context(costs: LinearCosts | None = None, deadline_s: float | None = None, s
 def known(servers: int = 1) -> RouterContext:
     """A context whose router's core has the accuracy table."""
     base = context(servers=servers)
-    return replace(base, config=replace(base.config, top1=top1_of(base.config, base.prior)))
+    return replace(base, config=replace(base.config, accuracies=accuracies_of(base.config, base.prior)))
 
 
 def choice_of(router: RoutingPolicy, view: ClusterView, rng: np.random.Generator) -> Choice:

@@ -40,8 +40,8 @@ def test_a_price_asks_for_the_tuple_that_is_worth_most(
     for price in map(exp, levels):
         rung = sum(price > each - weight * saving for each, saving in zip(thresholds, savings, strict=True))
         worth = {
-            widths: top1 - price * costs_s[widths] / costs_s[full] - weight * POINT * path_energy_j(its, widths)
-            for widths, top1 in table.items()
+            widths: accuracies - price * costs_s[widths] / costs_s[full] - weight * POINT * path_energy_j(its, widths)
+            for widths, accuracies in table.items()
         }
         assert worth[rungs[rung]] == pytest.approx(max(worth.values()), abs=1e-9)
 
@@ -50,7 +50,7 @@ def test_a_price_asks_for_the_tuple_that_is_worth_most(
 @pytest.mark.parametrize("servers", [1, 2])
 def test_where_there_is_little_to_choose_it_decides_all_the_same(widths: tuple[float, ...], servers: int) -> None:
     """A single width, a table of a single tuple, one server: with a compiled form, too."""
-    config = RouterConfig(4, widths, (((True,) * len(widths),) * 4,) * servers, top1=(0.76,))
+    config = RouterConfig(4, widths, (((True,) * len(widths),) * 4,) * servers, accuracies=(0.76,))
     its = RouterContext(config, LinearCosts(), AccuracyPrior({(1.0,) * 4: 0.76}), (250.0,) * servers)
     router = CompassRule().chooser(its)
     assert plan_of(router, its.config) is not None

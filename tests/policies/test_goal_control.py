@@ -30,7 +30,7 @@ from policies.goal_control import (
     GoalControl,
     end_of_dial,
 )
-from policies.interfaces import MAX_TUPLES, limit_ns_of, top1_of
+from policies.interfaces import MAX_TUPLES, accuracies_of, limit_ns_of
 from policies.router_names import rule_from_dict
 from policies.rules.compass import CompassRule
 from policies.rules.lookahead import LookaheadRule
@@ -339,7 +339,7 @@ def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None
     router.set_p99_limit(None)
     assert (router.control.floor, limit_ns_of(router)) == (FOLLOW, FOLLOW_NS)
     for wrong in (-0.1, inf, nan):
-        with pytest.raises(ValueError, match="allowed are 0 for none, numbers above it, and None"):
+        with pytest.raises(ValueError, match="expected 0 for none, numbers above it, and None"):
             router.set_p99_limit(wrong)
     with pytest.raises(ValueError, match=r"no width tuple is as accurate as 0.9; the best has 0.7643"):
         router.set_floor(0.9)
@@ -401,14 +401,14 @@ def test_without_an_accuracy_table_there_is_no_control() -> None:
     with pytest.raises(InputError, match=rf"control: .*up to {MAX_TUPLES} width tuples; leave `control` out"):
         LadderRule(control=ControlSpec(floor=FLOOR)).make(context())
     many = replace(context().config, segments=7)
-    assert top1_of(many, context().prior) == ()
+    assert accuracies_of(many, context().prior) == ()
 
 
 def test_the_table_is_in_the_order_of_the_tuples_numbers() -> None:
     config = known().config
-    assert len(config.top1) == 4**4
-    assert config.top1[0] == TABLE[(0.25,) * 4]
-    assert config.top1[int("0123", 4)] == TABLE[(0.25, 0.5, 0.75, 1.0)]
+    assert len(config.accuracies) == 4**4
+    assert config.accuracies[0] == TABLE[(0.25,) * 4]
+    assert config.accuracies[int("0123", 4)] == TABLE[(0.25, 0.5, 0.75, 1.0)]
 
 
 def test_where_a_rung_is_on_its_ladder() -> None:

@@ -10,7 +10,7 @@ SHARES = st.floats(0, 1)
 def test_reward_by_hand() -> None:
     """r = alpha p - beta L - gamma E - delta Var + bonus, each term with its sign."""
     weights = RewardWeights(alpha=2.0, beta=3.0, gamma=0.5, delta=10.0, bonus=0.25)
-    terms = reward_terms(weights, p_acc=0.75, mean_top1=0.5, latency_s=0.1, energy_j=4.0, gpu_var=0.02)
+    terms = reward_terms(weights, p_acc=0.75, mean_accuracy=0.5, latency_s=0.1, energy_j=4.0, gpu_var=0.02)
     assert (terms.accuracy, terms.latency, terms.energy) == pytest.approx((1.5, -0.3, -2.0))
     assert (terms.imbalance, terms.bonus) == pytest.approx((-0.2, 0.25))
     assert terms.total == pytest.approx(1.5 - 0.3 - 2.0 - 0.2 + 0.25)
@@ -19,7 +19,7 @@ def test_reward_by_hand() -> None:
 def test_centring_subtracts_the_mean_top1_before_alpha() -> None:
     """Centred, a prior equal to the table's mean is worth nothing."""
     weights = RewardWeights(alpha=2.0, beta=0.0, centre=True)
-    figures = {"mean_top1": 0.7, "latency_s": 1.0, "energy_j": 1.0, "gpu_var": 1.0}
+    figures = {"mean_accuracy": 0.7, "latency_s": 1.0, "energy_j": 1.0, "gpu_var": 1.0}
     assert reward_terms(weights, p_acc=0.7, **figures).total == 0.0
     assert reward_terms(weights, p_acc=0.8, **figures).accuracy == pytest.approx(0.2)
 
@@ -63,7 +63,7 @@ def test_any_prior_is_the_mean_of_the_nearest_beginning(
 def test_means_of_prefixes_keep_within_what_they_are_means_of(table: dict[tuple[float, ...], float]) -> None:
     """A complete tuple has its own value; a prefix is between its tuples' least and most; order is nothing."""
     prior, reverse = AccuracyPrior(table), AccuracyPrior(dict(reversed(table.items())))
-    assert prior.mean_top1 == pytest.approx(sum(table.values()) / len(table))
+    assert prior.mean_accuracy == pytest.approx(sum(table.values()) / len(table))
     for widths, value in table.items():
         assert prior(widths) == value
         for length in (1, 2):

@@ -459,7 +459,7 @@ def test_who_is_cancelled_is_not_tried_again() -> None:
     micro_batch = send(core, 0, 0)
     handle(core, RequestsCancelled((2,)), 1)
     commands = handle(core, ServerDown(0, 1, "worker_died"), 2)
-    assert [each for each in commands if isinstance(each, RequestFailed)] == [RequestFailed(2, "cancelled", 1)]
+    assert [command for command in commands if isinstance(command, RequestFailed)] == [RequestFailed(2, "cancelled", 1)]
     assert send(core, 3, 1).micro_batch.requests == (1,)
     assert micro_batch.micro_batch.requests == (1, 2)
 

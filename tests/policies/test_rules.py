@@ -470,14 +470,14 @@ def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
-        (7, "choose returned 7; allowed is a policies.vocabulary.Choice"),
+        (7, "choose returned 7; expected a policies.vocabulary.Choice"),
         (None, "choose returned None; allowed is"),
-        (Choice(99, 1.0, 1), r"allowed servers are those that are valid now: 1, 2"),
+        (Choice(99, 1.0, 1), r"expected servers: those that are valid now: 1, 2"),
         (Choice(-1, 1.0, 1), r"valid now: 1, 2"),
         (Choice(0, 1.0, 1), r"valid now: 1, 2"),
         (Choice(1, 0.3, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
         (Choice(1, 1.0, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
-        (Choice(1, 0.5, 0), "allowed micro_batch_size is a whole number from 1"),
+        (Choice(1, 0.5, 0), "expected: micro_batch_size, a whole number from 1"),
         (Choice(1.0, 0.5, 1), "int, float and int for server, width and micro-batch size, not float, float, int"),  # type: ignore[arg-type]
         (Choice(1, "0.5", 1), "not int, str, int"),  # type: ignore[arg-type]
         (Choice(True, 0.5, 1), "not bool, float, int"),
@@ -632,7 +632,7 @@ def test_a_users_rule_of_holds_is_checked(rule: Any) -> None:
 def test_a_users_limit_is_checked(limit_ns: Any) -> None:
     """Whole nanoseconds; who has none follows the operator."""
     users = SimpleNamespace(choose=lambda view, rng: None, p99_limit_ns=limit_ns)
-    with pytest.raises(WorkError, match=r"m:C: p99_limit_ns is .*; allowed are whole nanoseconds, 0 for none, or -1"):
+    with pytest.raises(WorkError, match=r"m:C: p99_limit_ns is .*; expected whole nanoseconds, 0 for none, or -1"):
         limit_ns_of(CheckedRouter("m:C", users, context().config))
     users.p99_limit_ns = 30_000_000
     assert limit_ns_of(CheckedRouter("m:C", users, context().config)) == 30_000_000

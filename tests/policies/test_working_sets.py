@@ -19,7 +19,7 @@ from policies.rules.rule_context import RouterContext, efficient_tuples, path_ns
 from policies.vocabulary import WorkKey
 from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.simulated_cluster import Simulation
-from tests import worlds
+from tests import tiny
 from tests.parity.scenarios import Scenario
 from tests.policies.cluster_views import LinearCosts, context
 
@@ -45,7 +45,7 @@ def clusters(draw: st.DrawFn) -> tuple[RouterContext, list[GreedyParams], float]
     tuples = tuples_within(nests_of(WIDTHS, nests), SEGMENTS)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     known = [tuples[n] for n in rng.permutation(len(tuples))[: 1 + int(rng.integers(len(tuples)))]]
-    top1 = {widths: (50 + int(rng.integers(20)) + int(10 * sum(widths))) / 100 for widths in known}
+    accuracies = {widths: (50 + int(rng.integers(20)) + int(10 * sum(widths))) / 100 for widths in known}
     image_ms = tuple({(s, w): int(rng.integers(1, 9) + 20 * w) for s, w in SPECS} for _ in range(2))
     servers = []
     for _ in range(2):
@@ -55,7 +55,7 @@ def clusters(draw: st.DrawFn) -> tuple[RouterContext, list[GreedyParams], float]
         servers.append(GreedyParams(WIDTHS, instances, 10, 8, cap, nests=nests))
     config = RouterConfig(SEGMENTS, WIDTHS, (((True,) * 3,) * SEGMENTS,) * 2)
     floor = draw(st.sampled_from([0.0, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85]))
-    return RouterContext(config, Costs(image_ms=image_ms), AccuracyPrior(top1), (250.0,) * 2), servers, floor
+    return RouterContext(config, Costs(image_ms=image_ms), AccuracyPrior(accuracies), (250.0,) * 2), servers, floor
 
 
 def all_sets(params: GreedyParams) -> Iterator[set[Widths]]:
@@ -76,12 +76,12 @@ def all_sets(params: GreedyParams) -> Iterator[set[Widths]]:
 
 def least_ns(its: RouterContext, server: int, served: set[Widths], floor: float) -> float:
     """Device time of an image at a mean accuracy of the floor: by any tuple, or by a mix of any two."""
-    top1 = {widths: top1 for widths, top1 in its.prior.top1.items() if widths in served}
-    cost = {widths: path_ns(its.costs, server, widths) for widths in top1}
-    best = min((cost[widths] for widths in top1 if top1[widths] >= floor), default=inf)
-    for one, other in product(top1, repeat=2):
-        if top1[one] >= floor > top1[other]:
-            share = (floor - top1[other]) / (top1[one] - top1[other])
+    accuracies = {widths: accuracies for widths, accuracies in its.prior.accuracies.items() if widths in served}
+    cost = {widths: path_ns(its.costs, server, widths) for widths in accuracies}
+    best = min((cost[widths] for widths in accuracies if accuracies[widths] >= floor), default=inf)
+    for one, other in product(accuracies, repeat=2):
+        if accuracies[one] >= floor > accuracies[other]:
+            share = (floor - accuracies[other]) / (accuracies[one] - accuracies[other])
             best = min(best, share * cost[one] + (1 - share) * cost[other])
     return best
 
@@ -96,16 +96,16 @@ def test_no_set_that_fits_has_the_floor_for_less_device_time(
     everything = ((True,) * len(WIDTHS),) * SEGMENTS
     chosen = working_sets(its, servers, floor) or (everything,) * 2
     for server, (params, masks) in enumerate(zip(servers, chosen, strict=True)):
-        top1 = its.prior.top1
+        accuracies = its.prior.accuracies
         served = {widths for widths in product(WIDTHS, repeat=SEGMENTS) if within(widths, masks, WIDTHS)}
-        useful = [each & top1.keys() for each in all_sets(params)]
+        useful = [each & accuracies.keys() for each in all_sets(params)]
         if not any(useful):
             assert masks == everything, "a server that holds no tuple is not limited"
             continue
-        assert served & top1.keys() in useful, "it fits"
-        most = max(top1[widths] for each in useful for widths in each)
+        assert served & accuracies.keys() in useful, "it fits"
+        most = max(accuracies[widths] for each in useful for widths in each)
         if floor > most or not floor:
-            assert max(top1[widths] for widths in served & top1.keys()) == most
+            assert max(accuracies[widths] for widths in served & accuracies.keys()) == most
         else:
             assert least_ns(its, server, served, floor) <= min(
                 least_ns(its, server, each, floor) for each in useful
@@ -127,12 +127,12 @@ def test_where_full_width_fits_and_of_several_models_nobody_is_limited() -> None
 )
 def test_a_router_within_its_sets_needs_no_load_beyond_them(name: str) -> None:
     """On either engine: both servers begin with theirs, and load nothing more; without sets they do."""
-    spec = worlds.cluster(
-        [worlds.profile("a", load_s=0.001), worlds.profile("b", speed=0.5, load_s=0.001)],
+    spec = tiny.cluster(
+        [tiny.profile("a", load_s=0.001), tiny.profile("b", speed=0.5, load_s=0.001)],
         greedy={"vram_cap_bytes": 480_000_000, "idle_unload_ns": None, "scale_trigger": 10**9},
         router={"max_batching_delay_ns": 0},
     )
-    its = Scenario("", spec, worlds.run(spec, [], 1.0)).context()
+    its = Scenario("", spec, tiny.run(spec, [], 1.0)).context()
     every, loads = spec.router.widths, []
     widest = [[max(w for w, held in zip(every, mask, strict=True) if held) for mask in one] for one in its.working_sets]
     servers = tuple(
@@ -140,7 +140,7 @@ def test_a_router_within_its_sets_needs_no_load_beyond_them(name: str) -> None:
         for server, limit in zip(spec.servers, widest, strict=True)
     )
     spec = replace(spec, servers=servers)
-    run = worlds.run(spec, worlds.poisson_s(1500, 0.4), 0.4)
+    run = tiny.run(spec, tiny.poisson_s(1500, 0.4), 0.4)
     for where in (its, replace(its, working_sets=())):
         for engine in (Simulation, CompiledSimulation):
             record = engine(spec, run).run(make_router(name, where), np.random.default_rng(0))

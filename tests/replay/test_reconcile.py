@@ -26,21 +26,21 @@ from policies.vocabulary import (
     TimerFired,
     TransferFailed,
 )
-from tests import worlds
+from tests import tiny
 from tests.laws.test_conservation import RULES, Watched, fault_plans
 from tests.replay.logs import Logs, apart
 
 MS = 1_000_000
-SPEC = replace(worlds.cluster(), supervision=RULES)
+SPEC = replace(tiny.cluster(), supervision=RULES)
 PARAMS = [server.params for server in SPEC.servers]
 
 
 def _simulated(faults: tuple[Fault, ...] = (), *, seed: int = 0, end: str = "drain", rate: float = 150) -> RunRecord:
-    plan = worlds.run(
-        SPEC, worlds.poisson_s(rate, 0.3, seed), 0.3, faults=faults, seed=seed, keep_log=True, end=end,
+    plan = tiny.run(
+        SPEC, tiny.poisson_s(rate, 0.3, seed), 0.3, faults=faults, seed=seed, keep_log=True, end=end,
         drain_limit_ns=120 * NS_PER_S,
     )  # fmt: skip
-    return Watched(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(seed))
+    return Watched(SPEC, plan).run(tiny.Uniform(), np.random.default_rng(seed))
 
 
 def _logs(faults: tuple[Fault, ...] = (), *, seed: int = 0, end: str = "drain") -> Logs:

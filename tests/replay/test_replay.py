@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from policies.replay import from_jsonable, replay, replay_run, to_jsonable
 from policies.run_records import LoggedStep
 from policies.vocabulary import RunBatch
-from tests import worlds
+from tests import tiny
 from tests.laws.test_conservation import Scenario, scenarios
 
 
@@ -17,7 +17,7 @@ from tests.laws.test_conservation import Scenario, scenarios
 def test_a_stored_log_replays_to_identical_commands(scenario: Scenario) -> None:
     """Through JSON and back, faults included."""
     spec, run = scenario.cluster, scenario.run
-    _, record = worlds.simulate(spec, run)
+    _, record = tiny.simulate(spec, run)
     stored = json.loads(json.dumps([to_jsonable(step) for step in map(as_data, record.log)]))
     log = [
         LoggedStep(now, core, from_jsonable(event), from_jsonable(commands)) for now, core, event, commands in stored
@@ -32,8 +32,8 @@ def as_data(step: LoggedStep) -> tuple[object, ...]:
 
 def test_a_changed_log_parts_where_it_was_changed() -> None:
     """The replay names the first step whose commands differ."""
-    spec = worlds.cluster()
-    _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5, keep_log=True))
+    spec = tiny.cluster()
+    _, record = tiny.simulate(spec, tiny.run(spec, tiny.poisson_s(200, 0.5), 0.5, keep_log=True))
     log = list(record.log)
     number = next(i for i, step in enumerate(log) if any(isinstance(c, RunBatch) for c in step.commands))
     log[number] = dataclasses.replace(log[number], commands=())

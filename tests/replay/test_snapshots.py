@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.router_core import RouterCore
 from policies.vocabulary import BatchingDelayRule, ModelChanged
 from sim.simulated_cluster import Simulation
-from tests import worlds
+from tests import tiny
 from tests.laws.test_conservation import Scenario, scenarios
 
 # anew for each core, or looked at in their own ways
@@ -31,9 +31,9 @@ def remembered(core: RouterCore) -> dict[str, Any]:
 
 def test_a_new_models_accuracies_are_kept() -> None:
     """Who goes on from a snapshot counts by what served then, not by what served at first."""
-    config = worlds.cluster().router
+    config = tiny.cluster().router
     before, after = RouterCore(config), RouterCore(config)
-    before.handle(ModelChanged(tuple(each / 2 for each in config.top1)), 0)
+    before.handle(ModelChanged(tuple(accuracy / 2 for accuracy in config.accuracies)), 0)
     assert remembered(before) != remembered(after)
     after.resume(before.snapshot())
     assert remembered(after) == remembered(before)
@@ -45,7 +45,7 @@ def test_a_core_goes_on_from_its_snapshots(scenario: Scenario, steps: int) -> No
     """Under any faults and holds, one after so many steps; in the end it remembers the same."""
     simulation = Simulation(scenario.cluster, scenario.run)
     simulation.set_batching_delay_rule(BatchingDelayRule((4, 2, 4, 1), (20_000_000, 1_000_000, 5_000_000, 0)))
-    record = simulation.run(worlds.Uniform(), np.random.default_rng(0))
+    record = simulation.run(tiny.Uniform(), np.random.default_rng(0))
     core = RouterCore(scenario.cluster.router)
     for number, step in enumerate(step for step in record.log if step.core == "router"):
         if number % steps == 0:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hw.networks.accuracy_table import Evaluation, save_accuracy
-from tests import worlds
+from tests import tiny
 
 SCENARIO = """\
 schema: slimsched.scenario/1
@@ -32,7 +32,7 @@ SEGMENTS, WIDTHS = 2, (0.5, 1.0)
 @cache
 def profile_text(name: str, speed: float) -> str:
     """A toy profile of two segments at two widths."""
-    return worlds.profile(name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed).to_yaml()
+    return tiny.profile(name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed).to_yaml()
 
 
 def shorten_serving(patch: pytest.MonkeyPatch) -> None:

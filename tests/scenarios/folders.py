@@ -27,7 +27,7 @@ from scenarios.runs.folder import OWN, RunFolder, environment
 from scenarios.runs.run_store import write_run
 from scenarios.show import charts
 from sim.simulated_cluster import Simulation
-from tests import worlds
+from tests import tiny
 
 HORIZON_S = 2.0
 WARMUP_S = 0.2
@@ -35,7 +35,7 @@ WARMUP_S = 0.2
 
 @cache
 def _cluster() -> Any:
-    return worlds.cluster()
+    return tiny.cluster()
 
 
 def simulated(
@@ -43,9 +43,9 @@ def simulated(
 ) -> tuple[Result, RunRecord]:
     """A short run of the toy cluster; `micro_batch_size` makes routers differ."""
     spec = _cluster()
-    arrivals = worlds.poisson_s(rate, HORIZON_S, seed)
-    policy = worlds.Uniform(micro_batch_sizes=(micro_batch_size,))
-    simulation = Simulation(spec, worlds.run(spec, arrivals, HORIZON_S, keep_log=keep_log))
+    arrivals = tiny.poisson_s(rate, HORIZON_S, seed)
+    policy = tiny.Uniform(micro_batch_sizes=(micro_batch_size,))
+    simulation = Simulation(spec, tiny.run(spec, arrivals, HORIZON_S, keep_log=keep_log))
     record = simulation.run(policy, np.random.default_rng(seed))
     return summary(record, router=router, seed=seed), record
 
@@ -64,11 +64,11 @@ def summary(record: RunRecord, **changes: Any) -> Result:
     return result if context is None else diagnosed(result, context)
 
 
-def validation_run(simulated: Result, hardware: Result, **changes: Any) -> ValidationRun:
+def validation_run(simulated: Result, executors: Result, **changes: Any) -> ValidationRun:
     """A pair that is its only repeat, but for the changes."""
     told: ValidationRun = {
         "kind": "pair", "router": simulated["router"], "load": None, "rate_img_s": None, "seed": simulated["seed"],
-        "repeat": 0, "simulated": simulated, "hardware": hardware, "backlog_growth": None,
+        "repeat": 0, "simulated": simulated, "executors": executors, "backlog_growth": None,
         "slowdown": None, "background_load": None, "clocks": [],
     }  # fmt: skip
     return {**told, **changes}  # type: ignore[typeddict-item]
@@ -110,7 +110,7 @@ def run_folder(
             result, record = simulated(router, seed, 32 >> index)
             results.append(result)
             write_run(folder, result, record)
-            real: Result = {**copy.deepcopy(result), "mode": "hardware", "engine": "torch"}
+            real: Result = {**copy.deepcopy(result), "mode": "executors", "engine": "torch"}
             real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * slower(index, seed)
             write_run(folder, real, record)
             pairs.append(validation_run(result, real))
@@ -127,5 +127,5 @@ def run_folder(
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],
     )
     for name in profiles:
-        write_text(folder / "profiles" / f"{name}.yaml", worlds.measured(name, segments=2).to_yaml())
+        write_text(folder / "profiles" / f"{name}.yaml", tiny.measured(name, segments=2).to_yaml())
     return folder

@@ -15,7 +15,7 @@ from scenarios.metrics.run_result import Result
 from scenarios.metrics.slo import NO_SLO, Slo
 from scenarios.metrics.statistics import Range, estimate, paired_ratio
 from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers
-from scenarios.show.charts import WORLDS, standings
+from scenarios.show.charts import SIDES, standings
 from scenarios.show.comparison_table import comparison_table
 from scenarios.show.summary_table import format_summary, summary_table
 from scenarios.show.tables import to_text
@@ -24,7 +24,7 @@ from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
 LADDER, FIXED = "tuned:ladder", "tuned:fixed"
-HARDWARE: Any = {"mode": "hardware", "engine": "torch"}
+HARDWARE: Any = {"mode": "executors", "engine": "torch"}
 WOBBLE = (0.98, 0.99, 1.0, 1.01, 1.02)
 CLEAR = ("compass", 0.98, 1.0, 0.95), (LADDER, 1.24, 1.25, 0.9495)
 LOST = ("compass", 1.25, 1.3, 0.95), (LADDER, 1.0, 1.0, 0.95)
@@ -81,11 +81,11 @@ class Told(NamedTuple):
 
 
 def told(one: ComparisonDocument | None, other: ValidationDocument | None) -> Told:
-    found = {each.label: each for each in answers(one, other)}
+    found = {answer.label: answer for answer in answers(one, other)}
     assert next(iter(found)) == (TRUSTED if other is not None else WON)
     labels = (WON, EXCLUDED, SATURATED, SLO, TRUSTED, NEXT)
     won, excluded, saturated, slo, trusted, after = (
-        "; ".join(found[each].lines) if each in found else "" for each in labels
+        "; ".join(found[label].lines) if label in found else "" for label in labels
     )
     return Told(won, excluded, saturated, slo, trusted, after, {label: each.mood for label, each in found.items()})
 
@@ -186,7 +186,7 @@ def test_few_runs_on_executors_confirm_whom_simulation_names() -> None:
 def test_how_many_runs_would_tell() -> None:
     """An interval narrows with the root of their number: a difference of half its interval needs four times as many."""
     found = validation(("compass", 1.0, 1.05, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05)
-    one, other = validated(found, "hardware").able
+    one, other = validated(found, "executors").able
     lead: Any = one.lead(other)
     needed = ceil(5 * (log(lead["high"] / lead["ratio"]) / log(lead["ratio"])) ** 2)
     assert (
@@ -198,12 +198,12 @@ def test_a_few_runs_do_not_decide_who_keeps_the_floor() -> None:
     """The comparison does; on executors with what those lost of the accuracy of the same arrivals."""
     found = validation(("compass", 1.0, 1.0, 0.93), (LADDER, 1.2, 1.25, 0.93))
     for pair in found["pairs"]:
-        pair["hardware"]["slo"]["floor"] = 0.94
+        pair["executors"]["slo"]["floor"] = 0.94
     assert told(None, found).won.startswith("none: no router keeps what is asked [executors")
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.2, 0.95), slo=Slo(0.94))
     assert told(one, found).won.startswith("compass (learned): p99 latency")
     for pair in found["pairs"]:
-        pair["hardware"]["expected_accuracy"] = 0.91 if pair["router"] == "compass" else 0.93
+        pair["executors"]["expected_accuracy"] = 0.91 if pair["router"] == "compass" else 0.93
     assert "below 94.00 % accuracy: compass 93.00 % [executors]" in told(one, found).excluded
 
 
@@ -304,7 +304,7 @@ def test_simulation_is_judged_by_what_lies_inside_its_ranges(
 def test_the_stage_that_makes_a_bias_is_named() -> None:
     found = validation(("compass", 2.0, 1.0, 0.95), (LADDER, 2.5, 1.25, 0.95))
     for row in found["rows"]:
-        row["stages_s"] = {"simulated": {"router_wait": 1.5, "run": 0.5}, "hardware": {"router_wait": 0.5, "run": 0.5}}
+        row["stages_s"] = {"simulated": {"router_wait": 1.5, "run": 0.5}, "executors": {"router_wait": 0.5, "run": 0.5}}
     trusted = told(None, found).trusted
     assert "mean latency +100.0 % (compass, most of it in router wait: -1000.00 ms on executors)" in trusted
 
@@ -314,7 +314,7 @@ def test_a_bias_of_slower_devices_is_told_apart() -> None:
     found = validation(("compass", 0.5, 1.0, 0.95), (LADDER, 1.0, 1.25, 0.95))
     for row in found["rows"]:
         row["slowdown"] = {"mean": 1.8, "ci95": 0.1}
-        row["stages_s"] = {"simulated": {"router_wait": 0.4, "run": 0.5}, "hardware": {"router_wait": 0.4, "run": 0.6}}
+        row["stages_s"] = {"simulated": {"router_wait": 0.4, "run": 0.5}, "executors": {"router_wait": 0.4, "run": 0.6}}
     trusted = told(None, found).trusted
     worst = "compass; -10.0 % at the speed that the devices had then, most of it in run: +100.00 ms on executors"
     assert f"mean latency -50.0 % ({worst})" in trusted
@@ -333,7 +333,7 @@ def test_what_nobody_checked_is_said() -> None:
     )
     found = validation(*CLEAR)
     for pair in found["pairs"]:
-        pair["hardware"]["emulated_slowdowns"] = [20.0]
+        pair["executors"]["emulated_slowdowns"] = [20.0]
         pair["not_applicable"] = {}
     said = told(None, found)
     assert said.won.endswith("[executors, emulated x20, 5 runs a router]")
@@ -350,7 +350,7 @@ def test_who_serves_too_little_has_not_won() -> None:
     assert said.excluded == "too much unserved or unknown to be ranked: ppo [simulation]"
     assert "lower the rate" not in said.after
     assert told(compare_results([runs[0], {**runs[0], "router": "jsq"}]), None).after.startswith("lower the rate")
-    missed: list[Any] = [{**each, "slo": {**each["slo"], "floor": 0.99}} for each in runs]
+    missed: list[Any] = [{**run, "slo": {**run["slo"], "floor": 0.99}} for run in runs]
     assert "lower the rate" not in told(compare_results(missed), None).after
 
 
@@ -418,7 +418,7 @@ def test_intervals_of_ratios_never_pass_zero() -> None:
 def test_leads_are_paired() -> None:
     """Repeats that are slow for all alike leave the difference sharp; of several seeds each is its repeats' mean."""
     found = validation(("a", 1.0, 1.0, 0.95), ("b", 1.0, 1.1, 0.95), wobble=(0.5, 1.0, 1.5))
-    one, other = validated(found, "hardware").able
+    one, other = validated(found, "executors").able
     assert one.lead(other)["high"] == pytest.approx(one.lead(other)["low"])
     assert (one.interval["ci95"] or 0) > 1.0
     runs = [
@@ -426,7 +426,7 @@ def test_leads_are_paired() -> None:
         for seed, of in ((0, (1.0, 3.0)), (1, (5.0, 7.0)))
         for repeat, s in enumerate(of)
     ]
-    (alone,) = validated(validate_results(runs, Provenance.MODELLED), "hardware").able
+    (alone,) = validated(validate_results(runs, Provenance.MODELLED), "executors").able
     assert alone.values == {0: pytest.approx(2.0), 1: pytest.approx(6.0)}
 
 
@@ -434,7 +434,7 @@ def test_the_picture_has_the_ranges_and_accuracies_of_the_table() -> None:
     """Predicted and measured; of a comparison alone what was simulated. Accuracies are those of the long run."""
     found = validation(("compass", 0.9, 1.0, 0.94), (LADDER, 1.2, 1.25, 0.95))
     points = standings(comparison(("compass", 1.0, 0.95)), found)
-    simulated, real = (next(p for p in points if (p.router, p.world) == ("compass", world)) for world in WORLDS)
+    simulated, real = (next(p for p in points if (p.router, p.side) == ("compass", side)) for side in SIDES)
     predicted = next(row["predicted"]["latency_p99"] for row in found["rows"] if row["router"] == "compass")
     assert predicted is not None
     median = predicted["median"]
@@ -444,5 +444,5 @@ def test_the_picture_has_the_ranges_and_accuracies_of_the_table() -> None:
     assert real.cost == pytest.approx(1000)
     assert [simulated.accuracy, real.accuracy] == pytest.approx([95, 95])
     (alone,) = standings(comparison(("compass", 1.0, 0.95)), None)
-    assert alone.world == WORLDS[0]
+    assert alone.side == SIDES[0]
     assert alone.accuracy == pytest.approx(95)

@@ -15,6 +15,8 @@ import pytest
 
 from kit import strict
 from kit.errors import InputError, WorkError
+from scenarios.experiment.resolved_scenario import Experiment, NetworkAccuracy
+from scenarios.experiment.scenario_building import build_experiment, load_experiment
 from scenarios.files.scenario_keys import PoissonWorkload, Scenario
 from scenarios.runs import fluid_bound
 from scenarios.runs.fluid_bound import (
@@ -26,12 +28,10 @@ from scenarios.runs.fluid_bound import (
     whole_img_s,
 )
 from scenarios.runs.simulated_runs import simulate_metrics
-from scenarios.world.resolved_scenario import NetworkAccuracy, World
-from scenarios.world.scenario_building import build_world, load_world
 from sim.device_profile import Profile
 from sim.host_and_network import HostTable
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios.files import write_scenario
 
 WIDTHS = (0.5, 1.0)
@@ -54,25 +54,25 @@ GPU = {"kind": "cuda", "name": "toy", "vram_bytes": 8_000_000_000}
 
 def toy(name: str, speed: float, **changes: Any) -> Profile:
     """Two segments at two widths; the faster device is the hungrier one."""
-    return worlds.profile(name, segments=2, widths=WIDTHS, batches=(1, 4, 16, 64), speed=speed, **changes)
+    return tiny.profile(name, segments=2, widths=WIDTHS, batches=(1, 4, 16, 64), speed=speed, **changes)
 
 
 def made(
     *profiles: Profile, link: str = "10gbe", more: str = "", jitter: bool = False, served: str = "requested"
-) -> World:
-    """A world of a server for each profile."""
+) -> Experiment:
+    """An experiment of a server for each profile."""
     names = [f"{{name: s{index}, profile: p{index}.yaml, link: {link}}}" for index in range(len(profiles))]
     text = TEXT.format(servers=", ".join(names), more=more, served=served, jitter=str(jitter).lower()).replace(
         "1ms", "0.001"
     )
     scenario = strict.parse(Scenario, text, "fluid")
-    accuracy = NetworkAccuracy(worlds.prior(2, WIDTHS))
-    return build_world(scenario, {f"s{index}": profile for index, profile in enumerate(profiles)}, accuracy)
+    accuracy = NetworkAccuracy(tiny.prior(2, WIDTHS))
+    return build_experiment(scenario, {f"s{index}": profile for index, profile in enumerate(profiles)}, accuracy)
 
 
-def at_rate(world: World, rate_img_s: float) -> World:
+def at_rate(experiment: Experiment, rate_img_s: float) -> Experiment:
     workload = PoissonWorkload(kind="poisson", rate_img_s=rate_img_s)
-    return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
+    return replace(experiment, scenario=experiment.scenario.model_copy(update={"workload": workload}))
 
 
 CAPPED = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 45.0, "throttle": 0.4, "phi_min": 0.6}
@@ -108,11 +108,11 @@ ROUTERS = ("random", "jsq", "sticky", "fixed:0.5,1", "fixed:0.5,0.5@shortest-del
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_no_run_beats_the_bound(name: str) -> None:
     """Latency, energy and rate of real runs, light and beyond what they can carry, at the accuracy that they had."""
-    world = CLUSTERS[name]()
-    model = FluidModel(world)
+    experiment = CLUSTERS[name]()
+    model = FluidModel(experiment)
     most_img_s = model.capacity_img_s()
     for share, router in zip((0.05, 0.2, 0.4, 0.6, 0.8, 1.5), ROUTERS, strict=True):
-        loaded = at_rate(world, share * min(most_img_s, 1200))
+        loaded = at_rate(experiment, share * min(most_img_s, 1200))
         found = simulate_metrics(loaded, loaded.router(router), router, 1, warmup_s=0.0, engine="compiled")
         energy, accuracy, mean_s = found["energy_per_image_j"], found["expected_accuracy"], found["latency_s"]["mean"]
         assert accuracy is not None
@@ -133,13 +133,13 @@ def test_no_run_beats_the_bound(name: str) -> None:
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_what_is_carried_for_certain_is_less_than_what_can_be(name: str) -> None:
     """And not much less, so that programmes are solved only where overload is near; links and the router count."""
-    world = CLUSTERS[name]()
+    experiment = CLUSTERS[name]()
     for width in WIDTHS:
-        certain_img_s, most_img_s = whole_img_s(world, (width,)), FluidModel(world, (width,)).capacity_img_s()
+        certain_img_s, most_img_s = whole_img_s(experiment, (width,)), FluidModel(experiment, (width,)).capacity_img_s()
         assert 0.8 * most_img_s < certain_img_s <= most_img_s * (1 + 1e-9)
 
 
-def racked(uplink_bytes_s: float) -> World:
+def racked(uplink_bytes_s: float) -> Experiment:
     """Three racks of one composition, and one with another; a medium that two servers share."""
     link = "{latency_s: 1e-4, bandwidth_bytes_s: 2e7%s}"
     servers = [
@@ -152,18 +152,18 @@ def racked(uplink_bytes_s: float) -> World:
     scenario = strict.parse(Scenario, text.replace("cluster:", f"cluster:\n  {racks}"), "racked")
     slow, fast = toy("x", 0.5), toy("x", 1.0)
     profiles = {each.name: slow if "b0" in each.name else fast for each in scenario.cluster.named_servers}
-    return build_world(scenario, profiles, NetworkAccuracy(worlds.prior(2, WIDTHS)))
+    return build_experiment(scenario, profiles, NetworkAccuracy(tiny.prior(2, WIDTHS)))
 
 
 @pytest.mark.parametrize("uplink_bytes_s", [1e6, 1e9])
 def test_servers_of_a_kind_need_not_be_told_apart(uplink_bytes_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each server by itself is a programme of the same worth."""
-    world = racked(uplink_bytes_s)
-    assert sorted(len(kind.servers) for kind in fluid_bound.kinds_of(world)) == [1, 1, 3, 6]
-    few = FluidModel(world).bound(0.5, 100.0), whole_img_s(world, WIDTHS[:1])
+    experiment = racked(uplink_bytes_s)
+    assert sorted(len(kind.servers) for kind in fluid_bound.kinds_of(experiment)) == [1, 1, 3, 6]
+    few = FluidModel(experiment).bound(0.5, 100.0), whole_img_s(experiment, WIDTHS[:1])
     each = [fluid_bound._Kind((server,)) for server in range(11)]
-    monkeypatch.setattr(fluid_bound, "kinds_of", lambda world: each)
-    many = (FluidModel(world).bound(0.5, 100.0),)
+    monkeypatch.setattr(fluid_bound, "kinds_of", lambda experiment: each)
+    many = (FluidModel(experiment).bound(0.5, 100.0),)
     for name in ("capacity_img_s", "energy_per_image_j", "latency_mean_s"):
         assert getattr(few[0], name) == pytest.approx(getattr(many[0], name), rel=1e-6)
     assert few[1] <= few[0].capacity_img_s * (1 + 1e-9)
@@ -171,8 +171,10 @@ def test_servers_of_a_kind_need_not_be_told_apart(uplink_bytes_s: float, monkeyp
 
 def test_one_server_by_hand() -> None:
     """A single server at full width: every part of the bound is a sum of a few of the profile's numbers."""
-    world = made(toy("a", 1.0, dispatch_s=0.0005, host_share=0.5), link="{latency_s: 0.003, bandwidth_bytes_s: 1e6}")
-    found = FluidModel(world).bound(0.7, 100.0)
+    experiment = made(
+        toy("a", 1.0, dispatch_s=0.0005, host_share=0.5), link="{latency_s: 0.003, bandwidth_bytes_s: 1e6}"
+    )
+    found = FluidModel(experiment).bound(0.7, 100.0)
     # Two segments at width 1: batch 1 takes 1 + 0.2 ms, an image of the best batch (64) (1 + 0.2 * 64) / 64 ms.
     busy_s = 2 * (1e-3 + 2e-4 * 64) / 64
     # Demand is rounded to permille; in the largest batch (16) the host is busy half of 4.2 ms for 16 images.
@@ -189,8 +191,8 @@ def test_one_server_by_hand() -> None:
 def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
     """Latency of an image alone: the means of all that is on its way. Capacity: full groups, full batches returned."""
     quick = toy("a", 4.0, router_host=HOST, handover=HANDOVER, host_share=0.0)
-    world = made(quick, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")
-    found = FluidModel(world).bound(0.7, 1.0)
+    experiment = made(quick, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")
+    found = FluidModel(experiment).bound(0.7, 1.0)
     hop_s = 0.001 + 2.5e-4 + 3e-4 + 0.0012 / 4 + 4e-4 + 3.4e-4  # policy, decision, there, pass, back, return
     assert found.latency_mean_s == pytest.approx(2 * hop_s + 0.003 + 3072 / 1e9, rel=1e-6)
     image_s = (0.001 + 2e-4) / 32 + 5e-5 + 3e-4 / 16 + 4e-5
@@ -224,7 +226,7 @@ def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() 
     word = {"decision_s": "measured"}
     for profile, decision_ns in ((served, 0), (plain, 100_000)):
         scenario = one.scenario.model_copy(update={"router": one.scenario.router.model_copy(update=word)})
-        assert build_world(scenario, {"s0": profile}, one.accuracy).cluster.decision_ns == decision_ns
+        assert build_experiment(scenario, {"s0": profile}, one.accuracy).cluster.decision_ns == decision_ns
     drawn = made(served, jitter=True).cluster
     assert drawn.host is not None
     assert drawn.host.spread == (0.5, 0.5, 2.0)
@@ -251,14 +253,14 @@ def test_the_bound_moves_the_right_way() -> None:
 
 def test_beyond_the_capacity_only_the_capacity_is_told() -> None:
     """No energy is promised there, and the latency is that of an image alone."""
-    world = made(toy("a", 1.0))
-    model = FluidModel(world)
+    experiment = made(toy("a", 1.0))
+    model = FluidModel(experiment)
     found = model.bound(0.7, 2 * model.capacity_img_s(0.7))
     assert (found.energy_dynamic_j, found.energy_per_image_j) == (None, None)
     assert found.latency_mean_s == model.latency_s(0.7, None)
     with pytest.raises(WorkError, match="no solution"):
         model.best_accuracy(2 * model.capacity_img_s())
-    with pytest.raises(InputError, match=r"0\.71 is beyond the most accurate width tuple .*; allowed is up to 0\.7000"):
+    with pytest.raises(InputError, match=r"0\.71 is beyond the most accurate width tuple .*; expected up to 0\.7000"):
         model.bound(0.71, 10.0)
 
 
@@ -288,7 +290,7 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
     assert "%, no router can" in told
     energies = re.search(r"spend less than (\S+) J/image above idle, or (\S+) with it", told)
     assert energies
-    assert all(len(each.lstrip("0.").replace(".", "")) >= 3 for each in energies.groups())
+    assert all(len(group.lstrip("0.").replace(".", "")) >= 3 for group in energies.groups())
     flash = "{kind: flash, rate_img_s: 200, factor: 8, at_s: 0.5, rise_s: 0, peak_s: 0.2, fall_s: 0}"
     moving = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
     assert main(["bound", str(moving), "--set", "slo.floor=0.8"]) == 0
@@ -322,14 +324,16 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
 ) -> None:
     """A warning with what is possible, not an error: overload may be what is looked at. Below it nothing is said."""
     path = write_scenario(tmp_path)
-    world = load_world(path)
-    most_img_s = FluidModel(world).capacity_img_s()
-    assert overload_of(at_rate(world, 0.99 * most_img_s)) is None
-    assert f"no router can carry more than {most_img_s:.4g}" in (overload_of(at_rate(world, 1.01 * most_img_s)) or "")
+    experiment = load_experiment(path)
+    most_img_s = FluidModel(experiment).capacity_img_s()
+    assert overload_of(at_rate(experiment, 0.99 * most_img_s)) is None
+    assert f"no router can carry more than {most_img_s:.4g}" in (
+        overload_of(at_rate(experiment, 1.01 * most_img_s)) or ""
+    )
     flash = "{kind: flash, rate_img_s: 3000, factor: 9, at_s: 0, peak_s: 1}"
     short = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
     short.write_text(short.read_text().replace("duration_s: 1", "duration_s: 0.2"))
-    loud = load_world(short)
+    loud = load_experiment(short)
     assert (loud.rate_img_s or 0.0) < most_img_s < (loud.mean_rate_img_s or 0.0)  # its mean counts, not its base
     flags = ["--out", str(tmp_path / "run")]
     for command, quiet in (("simulate", []), ("compare", []), ("simulate", ["--quiet"])):
@@ -342,17 +346,17 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
 
 def test_what_a_rate_asks_of_the_router_by_hand() -> None:
     """Two segments in micro-batches of 32: a policy of 1 ms, a decision, and two messages back, as batches hold 16."""
-    world = at_rate(made(toy("a", 1.0, router_host=HOST, handover=HANDOVER)), 100.0)
-    load = router_load_of(world)
+    experiment = at_rate(made(toy("a", 1.0, router_host=HOST, handover=HANDOVER)), 100.0)
+    load = router_load_of(experiment)
     assert load is not None
     assert (load.largest, load.messages, load.micro_batches_s) == (32, 2, 2 * 100 / 32)
     assert load.decided_s == pytest.approx(0.001 + 2e-4 + 32 * 5e-5)
     assert load.returned_s == pytest.approx(2 * 3e-4 + 32 * 4e-5)
     assert load.share == pytest.approx(6.25 * (2.8e-3 + 1.88e-3))
     full_img_s = 100 / load.share
-    assert busy_router_of(at_rate(world, 0.89 * full_img_s)) is None
-    assert "hardly keeps up" in (busy_router_of(at_rate(world, 0.91 * full_img_s)) or "")
-    told = busy_router_of(at_rate(world, 4800.0)) or ""
+    assert busy_router_of(at_rate(experiment, 0.89 * full_img_s)) is None
+    assert "hardly keeps up" in (busy_router_of(at_rate(experiment, 0.91 * full_img_s)) or "")
+    told = busy_router_of(at_rate(experiment, 4800.0)) or ""
     assert "fluid: the router's process can't keep up: 4800 images/s in 2 segments are 300 micro-batches/s" in told
     assert "(32 images); each takes 2800 us to decide and send, and 1880 us to take back (in at least 2 mes" in told
     assert "140 % of its one core" in told

@@ -17,13 +17,13 @@ from hw.networks.accuracy_table import Evaluation, PaperTable, save_accuracy
 from kit.errors import InputError
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
-from scenarios.cluster_gym import ID, world_env
+from scenarios.cluster_gym import ID, experiment_env
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.metrics.router_comparison import compare_results
-from scenarios.runs.simulated_runs import run_simulation, simulate_world
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
+from scenarios.runs.simulated_runs import run_simulation, simulate_experiment
 from sim.simulated_cluster import Simulation
-from tests import worlds
+from tests import tiny
 from tests.scenarios.files import write_scenario
 
 SCENARIO = """
@@ -46,38 +46,38 @@ validate: {routers: [random]}
 
 def write(folder: Path, text: str = SCENARIO, **changes: Any) -> Path:
     """A scenario of two servers, twice as fast the one as the other, with an accuracy file."""
-    tuples = list(worlds.prior().top1)
+    tuples = list(tiny.prior().accuracies)
     rng = np.random.default_rng(0)
     correct = rng.random((100, len(tuples))) < np.array([sum(t) / 4 for t in tuples])
     save_accuracy(folder / "accuracy.json", Evaluation(tuple(tuples), correct, "0", "digits"))
     for name, speed in (("a", 1.0), ("b", 0.5)):
-        (folder / f"{name}.yaml").write_text(worlds.profile(name, speed=speed, **changes).to_yaml())
+        (folder / f"{name}.yaml").write_text(tiny.profile(name, speed=speed, **changes).to_yaml())
     (folder / "tiny.yaml").write_text(text)
     return folder / "tiny.yaml"
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return load_world(write(tmp_path))
+def experiment(tmp_path: Path) -> Experiment:
+    return load_experiment(write(tmp_path))
 
 
-def test_labels_are_replayed_from_the_matrix(world: World) -> None:
+def test_labels_are_replayed_from_the_matrix(experiment: Experiment) -> None:
     """A request is a test image; whether it is right is what the network got on that image at those widths."""
-    evaluation = world.accuracy.evaluation
+    evaluation = experiment.accuracy.evaluation
     assert evaluation is not None
-    _, record = run_simulation(world, world.router("random"), "random", 3)
-    images = world.images(3, len(record.requests))
+    _, record = run_simulation(experiment, experiment.router("random"), "random", 3)
+    images = experiment.images(3, len(record.requests))
     for request in record.requests:
         column = evaluation.tuples.index(request.widths)
         assert request.correct == evaluation.correct[images[request.request], column]
 
 
-def test_same_seed_same_result_but_for_wall_time(world: World) -> None:
+def test_same_seed_same_result_but_for_wall_time(experiment: Experiment) -> None:
     """The JSON of a simulation is a function of scenario, router and seed."""
-    first, again = (simulate_world(world, "random", 7) for _ in range(2))
+    first, again = (simulate_experiment(experiment, "random", 7) for _ in range(2))
     first["wall_s"] = again["wall_s"] = 0.0
     assert json.dumps(first) == json.dumps(again)
-    assert first["latency_s"] != simulate_world(world, "random", 8)["latency_s"]
+    assert first["latency_s"] != simulate_experiment(experiment, "random", 8)["latency_s"]
 
 
 def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
@@ -86,16 +86,16 @@ def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
     observation, info = env.reset(seed=1)
     assert env.observation_space.contains(observation)
     assert info["server_mask"].all()
-    check_env(world_env(load_world(tmp_path / "tiny.yaml")), skip_render_check=True)
+    check_env(experiment_env(load_experiment(tmp_path / "tiny.yaml")), skip_render_check=True)
 
 
 def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     """Its hash is held against the accuracy file's; a datasheet profile has none to hold."""
-    model = worlds.profile().model.model_copy(update={"hash": "other"}).model_dump(mode="json")
+    model = tiny.profile().model.model_copy(update={"hash": "other"}).model_dump(mode="json")
     path = write(tmp_path)
-    (tmp_path / "a.yaml").write_text(worlds.measured("a", model=model).to_yaml())
+    (tmp_path / "a.yaml").write_text(tiny.measured("a", model=model).to_yaml())
     with pytest.raises(InputError, match="is of another model"):
-        load_world(path)
+        load_experiment(path)
 
 
 def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
         with pytest.raises(
             InputError, match=r"take those of one network: `slimsched model train` .* `slimsched init --accuracy FILE`"
         ):
-            load_world(path)
+            load_experiment(path)
 
 
 def test_a_table_of_some_width_tuples_is_refused(tmp_path: Path) -> None:
@@ -116,22 +116,22 @@ def test_a_table_of_some_width_tuples_is_refused(tmp_path: Path) -> None:
     tuples = tuple((width,) * 4 for width in (0.25, 0.5, 0.75, 1.0))
     save_accuracy(tmp_path / "accuracy.json", PaperTable(tuples, (0.5,) * 4, "toy"))
     with pytest.raises(InputError, match=r"lacks 252 of 256 width tuples, first \[0.25, 0.25, 0.25, 0.5\]"):
-        load_world(path)
+        load_experiment(path)
 
 
 def test_the_papers_table_simulates_end_to_end(tmp_path: Path) -> None:
     """Labels are drawn from it: every tuple that ran is right as often as it says, and the result says whose it is."""
     text = SCENARIO.replace("accuracy.json", str(FILE)).replace("duration_s: 4", "duration_s: 20")
-    world = load_world(write(tmp_path, text, provenance="datasheet"))
-    result, record = run_simulation(world, world.router("random"), "random", 0, engine="compiled")
+    experiment = load_experiment(write(tmp_path, text, provenance="datasheet"))
+    result, record = run_simulation(experiment, experiment.router("random"), "random", 0, engine="compiled")
     assert (result["accuracy_provenance"], result["mode"]) == ("paper", "simulation")
     done = [request for request in record.requests if request.status == "completed"]
-    expected = np.array([world.accuracy.prior(request.widths) for request in done])
+    expected = np.array([experiment.accuracy.prior(request.widths) for request in done])
     spread = np.sqrt(np.sum(expected * (1 - expected)))
     assert len(done) > 2000
     assert len({request.widths for request in done}) > 200
     assert abs(sum(request.correct for request in done) - expected.sum()) < 4 * spread
-    narrow = simulate_world(world, "fixed:0.25,0.25,0.25,0.25", 0, engine="compiled")["accuracy"]
+    narrow = simulate_experiment(experiment, "fixed:0.25,0.25,0.25,0.25", 0, engine="compiled")["accuracy"]
     assert narrow == pytest.approx(0.7030, abs=0.04)
     assert compare_results([result])["accuracy_provenance"] == "paper"
 
@@ -149,12 +149,12 @@ supervision: {hang_s: 500ms, stuck_s: 7, backoff_s: 0, backoff_limit_s: 1, stabl
 
 def test_planned_faults_and_supervision_are_what_the_file_says(tmp_path: Path) -> None:
     """Servers by their place in the cluster, times in nanoseconds; the same for every seed."""
-    world = load_world(write(tmp_path, SCENARIO + FAULTS))
+    experiment = load_experiment(write(tmp_path, SCENARIO + FAULTS))
     s = NS_PER_S
     expected = (Crash(1, s), Hang(0, s // 4), Squeeze(1, 2 * s, 3 * s, 4), Outage(0, 5 * s // 2, None))
-    assert world.run_spec(0).faults == world.run_spec(1).faults == (*expected, Slowness(0, s, 2 * s, 3.0))
-    assert world.cluster.supervision == Supervision(s // 2, 7 * s, 0, s, 2 * s, s // 50)
-    plain = load_world(write(tmp_path))
+    assert experiment.run_spec(0).faults == experiment.run_spec(1).faults == (*expected, Slowness(0, s, 2 * s, 3.0))
+    assert experiment.cluster.supervision == Supervision(s // 2, 7 * s, 0, s, 2 * s, s // 50)
+    plain = load_experiment(write(tmp_path))
     assert plain.cluster.supervision == Supervision()
     assert plain.run_spec(0).faults == ()
 
@@ -167,7 +167,7 @@ def test_a_gpu_has_more_blocks_at_once_unless_the_file_says(
     tmp_path: Path, device: str, router: str, micro_batches: int
 ) -> None:
     text = SCENARIO.replace("link: 10gbe}", f"link: 10gbe, device: {device}}}", 1) + f"router: {router}\n"
-    assert load_world(write(tmp_path, text)).cluster.router.outstanding_micro_batches == micro_batches
+    assert load_experiment(write(tmp_path, text)).cluster.router.outstanding_micro_batches == micro_batches
 
 
 def test_shares_of_a_gpu_share_its_memory(tmp_path: Path) -> None:
@@ -177,18 +177,18 @@ def test_shares_of_a_gpu_share_its_memory(tmp_path: Path) -> None:
         text = text.replace(f"link: {link}", f"link: {link}, device: {{kind: cuda, sm_percent: 25}}")
     path = tmp_path / "shares.yaml"
     path.write_text(text)
-    world = load_world(path)
-    caps = [server.params.vram_cap_bytes for server in world.cluster.servers]
-    assert caps == [profile.device.vram_bytes // 2 for profile in world.profiles]
+    experiment = load_experiment(path)
+    caps = [server.params.vram_cap_bytes for server in experiment.cluster.servers]
+    assert caps == [profile.device.vram_bytes // 2 for profile in experiment.profiles]
 
 
 def test_poison_and_chaos_are_drawn_from_their_own_streams(tmp_path: Path) -> None:
     """Another seed, other faults; arrivals are those of a run without; as many as was asked for; within the horizon."""
     text = SCENARIO.replace("duration_s: 4", "duration_s: 200")
-    plain = load_world(write(tmp_path, text)).run_spec(3)
+    plain = load_experiment(write(tmp_path, text)).run_spec(3)
     faults = "faults: [{kind: poisoned, share: 0.1}, {kind: chaos, mean_gap_s: 0.5}, {kind: poisoned, share: 0.1}]\n"
-    world = load_world(write(tmp_path, text + faults))
-    first, again, other = (world.run_spec(seed) for seed in (3, 3, 4))
+    experiment = load_experiment(write(tmp_path, text + faults))
+    first, again, other = (experiment.run_spec(seed) for seed in (3, 3, 4))
     assert (first.arrivals_ns == plain.arrivals_ns).all()
     assert first.faults == again.faults != other.faults
     poisons = [fault.requests for fault in first.faults if isinstance(fault, Poison)]
@@ -208,12 +208,12 @@ def test_a_run_with_every_fault_accounts_for_every_request(tmp_path: Path) -> No
     """From the file to the record, the same twice."""
     more = "\n  - {kind: poisoned, share: 0.02}\n  - {kind: chaos, mean_gap_s: 1}\nsupervision"
     faults = FAULTS.replace("\nsupervision", more)
-    world = load_world(write(tmp_path, SCENARIO + faults))
-    _, record = run_simulation(world, world.router("random"), "random", 0)
-    assert sorted(r.request for r in record.requests) == list(range(len(world.run_spec(0).arrivals_ns)))
+    experiment = load_experiment(write(tmp_path, SCENARIO + faults))
+    _, record = run_simulation(experiment, experiment.router("random"), "random", 0)
+    assert sorted(r.request for r in record.requests) == list(range(len(experiment.run_spec(0).arrivals_ns)))
     assert {r.status for r in record.requests} == {"completed", "failed"}
     assert record.downtimes != ()
-    assert record == run_simulation(world, world.router("random"), "random", 0)[1]
+    assert record == run_simulation(experiment, experiment.router("random"), "random", 0)[1]
 
 
 LINKS = """
@@ -227,15 +227,15 @@ def test_emulated_links_are_the_simulations_own_but_for_measured_ones(tmp_path: 
     measured = {"latency_s": 0.5, "bandwidth_bytes_s": 1e3}
     start, end = SCENARIO.index("    - {name: a"), SCENARIO.index("  greedy:")
     text = SCENARIO[:start] + LINKS[1:] + SCENARIO[end:]
-    world = load_world(write(tmp_path, text, link=measured))
-    network, other = world.emulated_links(5), world.emulated_links(6)
+    experiment = load_experiment(write(tmp_path, text, link=measured))
+    network, other = experiment.emulated_links(5), experiment.emulated_links(6)
     assert network is not None
     assert other is not None
-    simulated = Simulation(world.cluster, world.run_spec(5))._network
+    simulated = Simulation(experiment.cluster, experiment.run_spec(5))._network
     moves = [(-1, 0, 9000, now_ns) for now_ns in range(0, 10**9, 10**7)]
     answers = [network.transfer(*move) for move in moves]
     assert answers == [simulated.transfer(*move) for move in moves]
     assert answers != [other.transfer(*move) for move in moves]
     assert network.transfer(-1, 1, 10**9, 77) == (77, 77)
     everywhere = SCENARIO.replace("link: 10gbe", "link: measured")
-    assert load_world(write(tmp_path, everywhere, link=measured)).emulated_links(5) is None
+    assert load_experiment(write(tmp_path, everywhere, link=measured)).emulated_links(5) is None

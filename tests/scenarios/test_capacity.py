@@ -13,14 +13,14 @@ import pytest
 from kit.errors import InputError, WorkError
 from policies.run_records import RunColumns
 from policies.vocabulary import NS_PER_S
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.metrics.result_documents import Capacity
 from scenarios.metrics.slo import Slo
 from scenarios.runs.capacity_search import RateReading, Search, TriedRate, capacity, p99_of, read
 from scenarios.runs.fluid_bound import FluidModel
 from scenarios.runs.simulated_runs import simulate_metrics
 from scenarios.show.wording import say
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_result import record, request
@@ -28,36 +28,37 @@ from tests.scenarios.test_result import record, request
 POISSON = "{kind: poisson, rate_img_s: 200}"
 
 
-def world_of(folder: Path, workload: str = POISSON, more: str = "") -> World:
+def experiment_of(folder: Path, workload: str = POISSON, more: str = "") -> Experiment:
     path = write_scenario(folder, POISSON, workload)
     path.write_text(path.read_text() + more)
-    return load_world(path)
+    return load_experiment(path)
 
 
-def search(world: World, read: Any = read, **changes: Any) -> Capacity:
+def search(experiment: Experiment, read: Any = read, **changes: Any) -> Capacity:
     settings = replace(Search("sticky", (0,), duration_s=0.4, precision=0.25), **changes)
-    return capacity(world, lambda: world.router("sticky"), settings, read=read)
+    return capacity(experiment, lambda: experiment.router("sticky"), settings, read=read)
 
 
 def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound(tmp_path: Path) -> None:
     """Bisection brackets it as narrowly as asked."""
-    world = world_of(tmp_path)
-    found = search(world, precision=0.2)
+    experiment = experiment_of(tmp_path)
+    found = search(experiment, precision=0.2)
     assert 0 < found.stable_img_s < found.unstable_img_s <= 1.3 * found.stable_img_s
-    assert found.stable_img_s <= 1.1 * FluidModel(world).capacity_img_s()  # a short run's backlog may grow unnoticed
+    # a short run's backlog may grow unnoticed
+    assert found.stable_img_s <= 1.1 * FluidModel(experiment).capacity_img_s()
     assert (found.workload, found.seeds) == ("poisson", (0,))
 
 
 def test_who_sheds_what_it_cannot_carry_is_not_stable(tmp_path: Path) -> None:
     """Its backlog never grows, however much arrives."""
-    world = world_of(tmp_path, more="deadline_s: 20ms\nshed: true\n")
-    patient = world_of(tmp_path)
-    far = 20 * world.capacity_img_s / (world.rate_img_s or 1.0)
+    experiment = experiment_of(tmp_path, more="deadline_s: 20ms\nshed: true\n")
+    patient = experiment_of(tmp_path)
+    far = 20 * experiment.capacity_img_s / (experiment.rate_img_s or 1.0)
     wanted = Search("sticky", (0,), duration_s=0.4)
     for engine in ("simpy", "compiled"):
         found = [
             read(each, each.router("sticky"), scale, 0, replace(wanted, engine=engine)).is_steady
-            for each in (world, patient)
+            for each in (experiment, patient)
             for scale in (0.2, far)
         ]
         assert found == [True, False, True, False]
@@ -70,29 +71,29 @@ class Limits:
         self.limits_img_s = limits_img_s
         self.asked: list[tuple[int, float]] = []
 
-    def __call__(self, world: World, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
-        self.asked.append((seed, scale * (world.rate_img_s or 0.0)))
+    def __call__(self, experiment: Experiment, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
+        self.asked.append((seed, scale * (experiment.rate_img_s or 0.0)))
         return RateReading(self.asked[-1][1] < self.limits_img_s[seed])
 
 
 def test_most_seeds_decide_and_no_more_are_run_than_needed(tmp_path: Path) -> None:
     """Of three the middle one, of two the lower: a tie is not stable."""
-    world = world_of(tmp_path)
+    experiment = experiment_of(tmp_path)
     limits = Limits({0: 100.0, 1: 300.0, 2: 200.0})
-    three, asked = search(world, limits, seeds=(0, 1, 2), precision=0.01), limits.asked
+    three, asked = search(experiment, limits, seeds=(0, 1, 2), precision=0.01), limits.asked
     assert three.stable_img_s < 200 <= three.unstable_img_s <= 1.011 * three.stable_img_s
     assert three.runs == len(asked)
     rates = {rate for _, rate in asked}
     assert len(asked) < 3 * len(rates)
     assert sum(rate >= 300 for _, rate in asked) == 2 * len({rate for rate in rates if rate >= 300})
-    two = search(world, limits, seeds=(1, 2), precision=0.01)
+    two = search(experiment, limits, seeds=(1, 2), precision=0.01)
     assert two.stable_img_s < 200 <= two.unstable_img_s
 
 
 def test_rates_below_the_answer_are_looked_at_again(tmp_path: Path) -> None:
     """A router may hold at a rate by chance and fall at lower ones: with two other seeds, at 0.97 and 0.9 of it."""
     limits = Limits({0: 100.0, 1: 95.0, 2: 50.0})
-    found = search(world_of(tmp_path), limits, is_checked=True, precision=0.01)
+    found = search(experiment_of(tmp_path), limits, is_checked=True, precision=0.01)
     assert 99 < found.stable_img_s < 100
     assert found.checks == 4
     assert [(each.seed, round(each.rate_img_s / found.stable_img_s, 2)) for each in found.fell] == [
@@ -101,7 +102,7 @@ def test_rates_below_the_answer_are_looked_at_again(tmp_path: Path) -> None:
     assert found.runs == len(limits.asked)
     text = say("capacity", "found", found, 0.03)
     assert f"3 fell ({0.97 * found.stable_img_s:.1f} images/s with seed 1" in " ".join(text.split())
-    sound = search(world_of(tmp_path), Limits({0: 100.0, 1: 100.0, 2: 100.0}), is_checked=True)
+    sound = search(experiment_of(tmp_path), Limits({0: 100.0, 1: 100.0, 2: 100.0}), is_checked=True)
     assert (sound.checks, sound.fell) == (4, ())
 
 
@@ -109,35 +110,35 @@ def test_the_p99_there_is_a_range_over_new_seeds(tmp_path: Path) -> None:
     """Where one is asked for: the least and the greatest of 19 runs; one without a p99 leaves none."""
     p99s_s: dict[int, float | None] = {seed: 0.004 + 0.001 * (7 * seed % 20) for seed in range(1, 20)}
 
-    def drawn(world: World, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
-        return RateReading(scale * (world.rate_img_s or 0.0) < 1000, p99s_s.get(seed, 0.0))
+    def drawn(experiment: Experiment, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
+        return RateReading(scale * (experiment.rate_img_s or 0.0) < 1000, p99s_s.get(seed, 0.0))
 
     limit = Slo(p99_limit_s=0.02)
-    found = search(world_of(tmp_path), drawn, is_checked=True, slo=limit)
+    found = search(experiment_of(tmp_path), drawn, is_checked=True, slo=limit)
     assert found.p99_range_s == {"low": 0.005, "median": pytest.approx(0.014), "high": 0.023}
     assert "(5.00 ms to 23.00 ms in 90 % of runs)" in say("capacity", "found", found, 0.03)
-    assert search(world_of(tmp_path), drawn, is_checked=True).p99_range_s is None
+    assert search(experiment_of(tmp_path), drawn, is_checked=True).p99_range_s is None
     p99s_s[19] = None
-    assert search(world_of(tmp_path), drawn, is_checked=True, slo=limit).p99_range_s is None
+    assert search(experiment_of(tmp_path), drawn, is_checked=True, slo=limit).p99_range_s is None
 
 
 def test_bursts_and_faults_do_not_count(tmp_path: Path) -> None:
     """A rate that can last is that of the cluster, whatever the scenario's arrivals do on it."""
-    plain = search(world_of(tmp_path))
+    plain = search(experiment_of(tmp_path))
     bursts = "{kind: mmpp, rate_img_s: 50, burst_factor: 1.5, burst_share: 0.5, dwell_s: 0.02}"
-    moving = world_of(tmp_path, bursts, "faults: [{kind: server_down, server: fast, start_s: 0.05}]\n")
+    moving = experiment_of(tmp_path, bursts, "faults: [{kind: server_down, server: fast, start_s: 0.05}]\n")
     assert search(moving) == plain
 
 
-def rising(world: World, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
+def rising(experiment: Experiment, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
     """Instead of simulating: p99 rises and accuracy falls with the rate; stable below 400 images/s."""
-    rate_img_s = scale * (world.rate_img_s or 0.0)
+    rate_img_s = scale * (experiment.rate_img_s or 0.0)
     return RateReading(rate_img_s < 400, 0.005 + rate_img_s / 1e5, 0.9 - rate_img_s / 1e3, 2.0)
 
 
 def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
     """The least of the three rates decides; what is there at the rate is told."""
-    world = world_of(tmp_path)
+    experiment = experiment_of(tmp_path)
     for slo, most_img_s in (
         (Slo(), 400.0),
         (Slo(p99_limit_s=0.008), 300.0),
@@ -145,7 +146,7 @@ def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
         (Slo(0.701, 0.008), 200.0),
         (Slo(0.701, 0.006), 100.0),
     ):
-        found = search(world, rising, duration_s=20.0, precision=0.01, slo=slo)
+        found = search(experiment, rising, duration_s=20.0, precision=0.01, slo=slo)
         assert found.stable_img_s <= most_img_s <= found.unstable_img_s <= 1.011 * found.stable_img_s
         assert (found.floor, found.p99_limit_s) == (slo.floor, slo.p99_limit_s)
         assert found.p99_s == pytest.approx(0.005 + found.stable_img_s / 1e5)
@@ -155,7 +156,7 @@ def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
 
 def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
     """Not below some hundred images a run: they would say nothing."""
-    world, tries = world_of(tmp_path), list[TriedRate]()
+    experiment, tries = experiment_of(tmp_path), list[TriedRate]()
     for slo, told in (
         (Slo(p99_limit_s=0.004), r"no rate keeps a p99 of 4 ms: the lowest seen is 5\.\d\d ms, at \d"),
         (Slo(floor=0.9), r"accuracy of 90 %: the highest seen is 8\d\.\d\d %, at .* tuple has 90\.00 %"),
@@ -163,18 +164,18 @@ def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
         tries.clear()
         with pytest.raises(WorkError, match=told):
             capacity(
-                world,
-                lambda: world.router("sticky"),
+                experiment,
+                lambda: experiment.router("sticky"),
                 Search("sticky", (0,), slo=slo),
                 read=rising,
                 on_progress=tries.append,
             )
         assert tries[-1].rate_img_s < 200 / 20 <= tries[-2].rate_img_s
     with pytest.raises(WorkError, match="no stable rate above"):
-        search(world, Limits({0: 0.0}), slo=Slo(p99_limit_s=1.0))
-    most = r"the most accurate width tuple that the servers can hold; allowed is up to 0\.9"
+        search(experiment, Limits({0: 0.0}), slo=Slo(p99_limit_s=1.0))
+    most = r"the most accurate width tuple that the servers can hold; expected up to 0\.9"
     with pytest.raises(InputError, match=rf"--floor: 0\.95 is beyond {most}"):
-        search(world, rising, slo=Slo(floor=0.95))
+        search(experiment, rising, slo=Slo(floor=0.95))
 
 
 def test_who_fails_or_waits_longer_than_the_limit_is_in_the_p99() -> None:
@@ -195,22 +196,29 @@ def test_who_fails_or_waits_longer_than_the_limit_is_in_the_p99() -> None:
 
 def test_a_run_is_read_by_its_second_half(tmp_path: Path) -> None:
     """Both engines alike; overload is over any limit, though the few that are completed may be quick."""
-    world = world_of(tmp_path)
+    experiment = experiment_of(tmp_path)
     for widths, accuracy in (("0.5,0.5", 0.7), ("1,1", 0.9)):
         wanted = Search("fixed", (0,), duration_s=1.0, slo=Slo(p99_limit_s=0.05))
         found = [
-            read(world, world.router(f"fixed:{widths}"), 0.5, 0, replace(wanted, engine=engine))
+            read(experiment, experiment.router(f"fixed:{widths}"), 0.5, 0, replace(wanted, engine=engine))
             for engine in ("simpy", "compiled")
         ]
         assert found[0] == found[1]
         assert found[0].accuracy == pytest.approx(accuracy)
         assert found[0].energy_per_image_j is not None
         result = simulate_metrics(
-            world, world.router(f"fixed:{widths}"), "fixed", 0, scale=0.5, duration_s=1.0, warmup_s=0.5, end="cut"
+            experiment,
+            experiment.router(f"fixed:{widths}"),
+            "fixed",
+            0,
+            scale=0.5,
+            duration_s=1.0,
+            warmup_s=0.5,
+            end="cut",
         )
         assert found[0].p99_s == pytest.approx(result["latency_s"]["p99"], rel=0.3)  # by arrival, not by completion
-        far = 20 * world.capacity_img_s / (world.rate_img_s or 1.0)
-        flooded = read(world, world.router(f"fixed:{widths}"), far, 0, wanted)
+        far = 20 * experiment.capacity_img_s / (experiment.rate_img_s or 1.0)
+        flooded = read(experiment, experiment.router(f"fixed:{widths}"), far, 0, wanted)
         assert not flooded.is_steady
         assert flooded.p99_s is not None
         assert flooded.p99_s > 0.5  # of those that wait for the first half's end and longer

@@ -25,8 +25,8 @@ from scenarios.executors.device_calibration import (
     NO_SERVING,
     SHARE,
     OpenLoopRun,
+    open_loop_experiment,
     open_loop_metrics,
-    open_loop_world,
     profile_device,
 )
 from scenarios.executors.preflight import stamp_warnings
@@ -38,7 +38,7 @@ from scenarios.show.command_tables import check_document, check_table
 from sim.device_profile import Profile, RouterHost, WorkCost
 from sim.device_tables import compile_tables
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios.folders import simulated
 
 ERRORS = [
@@ -58,7 +58,7 @@ def served_profile(power: str = "measured", **changes: Any) -> Profile:
     """A measured profile of this machine's first core, with what serving costs."""
     device = DeviceSpec(cores=usable_cores()[:1])
     here = stamps_here(device)
-    return worlds.profile(
+    return tiny.profile(
         provenance="measured",
         errors=ERRORS,
         device={
@@ -115,7 +115,7 @@ def test_what_a_profile_does_not_know_is_shown_and_not_judged() -> None:
     metrics = judged(served_profile("modelled"), twins(1, 1, 1, 1, 1, energy=2.0))
     assert (metrics["energy per image"].verdict, metrics["energy per image"].not_judged) == ("not judged", MODELLED)
     assert metrics["mean latency"].verdict == "holds"
-    bare = worlds.profile(provenance="measured", errors=ERRORS)
+    bare = tiny.profile(provenance="measured", errors=ERRORS)
     found = judged(bare, twins(2, 2, 2, 2, 2))["p99 latency"]
     assert (found.verdict, found.not_judged) == ("not judged", NO_SERVING)
 
@@ -198,14 +198,14 @@ def test_a_metric_that_may_be_off_by_anything_is_not_judged() -> None:
 def test_the_open_loop_run_is_of_one_device_at_half_of_what_it_carries() -> None:
     """In simulation at least: everything completes, and the device is busy about half of the time."""
     profile = served_profile(link={"latency_s": 1e-5, "bandwidth_bytes_s": 1e9}, base_s=0.02, per_image_s=0.004)
-    world = open_loop_world(profile, profile_device(profile, "p.yaml"), seed=3)
-    assert len(world.cluster.servers) == 1
-    assert world.emulated_links(0) is None
-    result, _ = run_simulation(world, world.router("random"), "random", 5, duration_s=5.0, warmup_s=0.5)
+    experiment = open_loop_experiment(profile, profile_device(profile, "p.yaml"), seed=3)
+    assert len(experiment.cluster.servers) == 1
+    assert experiment.emulated_links(0) is None
+    result, _ = run_simulation(experiment, experiment.router("random"), "random", 5, duration_s=5.0, warmup_s=0.5)
     assert result["images"]["completed"] == result["images"]["arrived"] > 100
-    assert world.rate_img_s is not None
+    assert experiment.rate_img_s is not None
     twice, _ = run_simulation(
-        world, world.router("random"), "random", 5, duration_s=5.0, warmup_s=0.5, scale=1.5 / SHARE, end="cut"
+        experiment, experiment.router("random"), "random", 5, duration_s=5.0, warmup_s=0.5, scale=1.5 / SHARE, end="cut"
     )
     assert twice["images"]["in_flight"] > 0.2 * twice["images"]["arrived"]  # thrice the rate is too much
 
@@ -214,9 +214,9 @@ def test_a_profiles_device_is_used_as_it_was_calibrated() -> None:
     """Cores, threads and oneDNN from the profile; cores that are not here are refused."""
     core = usable_cores()[0]
     for device in (DeviceSpec(cores=(core,), onednn=False), DeviceSpec(threads=2)):
-        profile = worlds.profile(execution=device.execution())
+        profile = tiny.profile(execution=device.execution())
         assert profile_device(profile, "p.yaml").execution() == device.execution()
-    absent = worlds.profile(execution=DeviceSpec(cores=(4096,)).execution())
+    absent = tiny.profile(execution=DeviceSpec(cores=(4096,)).execution())
     with pytest.raises(InputError, match="no core 4096"):
         profile_device(absent, "p.yaml")
 
@@ -227,7 +227,7 @@ HOST = RouterHost(decision=WorkCost(micro_batch_s=1e-4, image_s=0.0), returned=W
 def test_what_serving_costs_stands_beside_what_was_calibrated() -> None:
     """The curves stay, so that a check compares like with like; the simulator adds the rest to every pass, and a
     modelled power, which follows from busy time, lasts as long."""
-    calibrated = worlds.profile()
+    calibrated = tiny.profile()
     found = ServingCosts(HOST, (DeviceCosts(dispatch_s=2e-4, extra=PassExtra(3e-4, 0.0, 0.0, (0.0,) * 3)),))
     served = with_overheads(calibrated, ServingOverheads(found, ""), 0)
     assert served.latency == calibrated.latency
@@ -248,7 +248,7 @@ def test_another_stack_is_told_line_by_line() -> None:
     profile = served_profile()
     device = profile_device(profile, "p.yaml")
     assert stamp_warnings(profile, device) == ()
-    assert stamp_warnings(worlds.profile(), device) == ()
+    assert stamp_warnings(tiny.profile(), device) == ()
     old = profile.model_copy(update={"execution": {**profile.execution, "torch": "1.13"}})
     (line,) = stamp_warnings(old, device)
     assert line.startswith(f"warning: profile toy: torch: the profile has 1.13, here it is {torch.__version__}; ")

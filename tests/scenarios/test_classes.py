@@ -23,6 +23,8 @@ from policies.rules.compass import CompassRule
 from policies.rules.rule_params import FixedRule
 from policies.vocabulary import RequestArrived, RunBatch, SendMicroBatch
 from scenarios.cluster_gym import make_env
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import default_folder, make_experiment
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn import tune
 from scenarios.learn.evaluator import lacking
@@ -34,12 +36,10 @@ from scenarios.runs import fluid_bound
 from scenarios.runs.capacity_search import RateReading, Search, read
 from scenarios.runs.fluid_bound import FluidModel
 from scenarios.runs.simulated_runs import simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import default_folder, make_world
 from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.simulated_cluster import RunSpec, Simulation
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.parity.compare import difference
 from tests.parity.scenarios import Scenario
 
@@ -48,13 +48,13 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 SHIPPED = Path("scenarios/classes.yaml")
 
 
-def world(**changes: Any) -> World:
+def experiment(**changes: Any) -> Experiment:
     return of(SHIPPED, changes)
 
 
-def of(path: Path, changes: dict[str, Any]) -> World:
+def of(path: Path, changes: dict[str, Any]) -> Experiment:
     scenario = load_scenario(path, changes)
-    return make_world(scenario, default_folder(scenario))
+    return make_experiment(scenario, default_folder(scenario))
 
 
 def classes(*floors: float | None, **more: Any) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def classes(*floors: float | None, **more: Any) -> list[dict[str, Any]]:
 
 @lru_cache
 def served(seed: int = 2) -> Result:
-    given = world(duration_s=120.0, warmup_s=10.0)
+    given = experiment(duration_s=120.0, warmup_s=10.0)
     return simulate_metrics(given, given.router("compass"), "compass", seed, engine="compiled")
 
 
@@ -73,7 +73,7 @@ def test_in_overload_who_is_served_gets_what_was_promised() -> None:
     load = {"workload": {"kind": "poisson", "rate_img_s": 10_600}, "duration_s": 40.0, "warmup_s": 20.0}
 
     def run(**changes: Any) -> Result:
-        given = world(**load, **changes)
+        given = experiment(**load, **changes)
         return simulate_metrics(given, given.router("compass"), "compass", 2, engine="compiled")
 
     found = run()
@@ -99,11 +99,11 @@ def test_classes_add_up_to_the_whole() -> None:
     found = served()
     parts = found["classes"].values()
     for key in found["images"]:
-        assert sum(each["images"][key] for each in parts) == found["images"][key]  # type: ignore[literal-required]
-    assert sum(each["throughput_img_s"] for each in parts) == pytest.approx(found["throughput_img_s"])
-    of_both = [each["throughput_img_s"] * (each["expected_accuracy"] or 0.0) for each in parts]
+        assert sum(part["images"][key] for part in parts) == found["images"][key]  # type: ignore[literal-required]
+    assert sum(part["throughput_img_s"] for part in parts) == pytest.approx(found["throughput_img_s"])
+    of_both = [part["throughput_img_s"] * (part["expected_accuracy"] or 0.0) for part in parts]
     assert sum(of_both) / found["throughput_img_s"] == pytest.approx(found["expected_accuracy"], abs=1e-4)
-    assert max(each["latency_s"]["max"] or 0.0 for each in parts) == found["latency_s"]["max"]
+    assert max(part["latency_s"]["max"] or 0.0 for part in parts) == found["latency_s"]["max"]
 
 
 def test_each_class_is_about_as_accurate_as_it_is_promised() -> None:
@@ -115,12 +115,14 @@ def test_each_class_is_about_as_accurate_as_it_is_promised() -> None:
 
 def test_shares_are_drawn_beside_the_arrivals() -> None:
     """A scenario without classes has the same arrivals."""
-    given, plain = world(), world(classes=[])
+    given, plain = experiment(), experiment(classes=[])
     run, other = given.run_spec(5), plain.run_spec(5)
     assert np.array_equal(run.arrivals_ns, other.arrivals_ns)
     assert other.classes is None
     assert run.classes is not None
-    unequal = world(classes=[{"name": "a", "share": 0.1}, {"name": "b", "share": 0.3}, {"name": "c", "share": 0.6}])
+    unequal = experiment(
+        classes=[{"name": "a", "share": 0.1}, {"name": "b", "share": 0.3}, {"name": "c", "share": 0.6}]
+    )
     drawn = unequal.class_of(5, 100_000)
     assert drawn is not None
     assert np.bincount(drawn) / 1e5 == pytest.approx([0.1, 0.3, 0.6], abs=0.01)
@@ -131,9 +133,9 @@ def test_shares_are_drawn_beside_the_arrivals() -> None:
 
 def simulated(config: dict[str, Any], run: dict[str, Any], router: str = "jsq") -> tuple[Any, Any]:
     """A busy run on both engines."""
-    profiles = [worlds.profile(name, speed=speed) for name, speed in (("a", 1.0), ("b", 0.5))]
-    spec = worlds.cluster(profiles, router=config)
-    its = worlds.run(spec, worlds.poisson_s(400, 0.5), 0.5, **run)
+    profiles = [tiny.profile(name, speed=speed) for name, speed in (("a", 1.0), ("b", 0.5))]
+    spec = tiny.cluster(profiles, router=config)
+    its = tiny.run(spec, tiny.poisson_s(400, 0.5), 0.5, **run)
     records = []
     for engine in (Simulation, CompiledSimulation):
         policy = make_router(router, Scenario("alike", spec, its).context())
@@ -151,7 +153,7 @@ def without_heads(record: Any) -> Any:
 def test_two_classes_alike_are_one_where_a_block_is_one_image() -> None:
     """Which line a request waits in is all that they change; the oldest goes first, whosoever it is."""
     names = {"micro_batch_sizes": (1,), "classes": ("gold", "bronze")}
-    mixed = np.random.default_rng(1).integers(0, 2, len(worlds.poisson_s(400, 0.5)))
+    mixed = np.random.default_rng(1).integers(0, 2, len(tiny.poisson_s(400, 0.5)))
     for router in ("jsq", "ladder:2,4", "shortest-delay"):
         one, _ = simulated({"micro_batch_sizes": (1,)}, {}, router)
         two, _ = simulated(names, {"classes": mixed, "deadlines_ns": (None, None)}, router)
@@ -162,7 +164,7 @@ def test_two_classes_alike_are_one_where_a_block_is_one_image() -> None:
 def test_a_single_class_is_none() -> None:
     """Bit for bit, with its floor as the scenario's."""
     plain = of(Path("scenarios/main-mmpp-10g.yaml"), {"duration_s": 20.0})
-    single = world(classes=[{"name": "all", "share": 1.0, "floor": 0.753}], duration_s=20.0)
+    single = experiment(classes=[{"name": "all", "share": 1.0, "floor": 0.753}], duration_s=20.0)
     records = []
     for each in (plain, single):
         run = each.run_spec(3, detail=False)
@@ -173,10 +175,10 @@ def test_a_single_class_is_none() -> None:
 
 def test_blocks_are_of_one_class_and_batches_may_mix() -> None:
     """A batch runs at one width, so nobody in it is less accurate than its micro-batch was to be."""
-    mixed = np.arange(len(worlds.poisson_s(400, 0.5))) % 2
+    mixed = np.arange(len(tiny.poisson_s(400, 0.5))) % 2
     names, run = {"classes": ("gold", "bronze")}, {"classes": mixed, "deadlines_ns": (None, None)}
-    spec = worlds.cluster([worlds.profile()], router=names)
-    its: RunSpec = worlds.run(spec, worlds.poisson_s(400, 0.5), 0.5, keep_log=True, **run)
+    spec = tiny.cluster([tiny.profile()], router=names)
+    its: RunSpec = tiny.run(spec, tiny.poisson_s(400, 0.5), 0.5, keep_log=True, **run)
     simulation = Simulation(spec, its)
     record = simulation.run(make_router("jsq", Scenario("x", spec, its).context()), np.random.default_rng(3))
     assert isinstance(simulation.router, RouterCore)
@@ -197,7 +199,7 @@ def test_blocks_are_of_one_class_and_batches_may_mix() -> None:
 
 
 def test_the_bound_of_classes_alike_is_that_of_one() -> None:
-    alike = world(classes=classes(0.75, 0.75, 0.75))
+    alike = experiment(classes=classes(0.75, 0.75, 0.75))
     one, three = FluidModel(alike), FluidModel(alike, classes=alike.scenario.classes)
     assert three.capacity_img_s() == pytest.approx(one.capacity_img_s(0.75), rel=1e-6)
     assert three.latency_s(0.75, 1000.0) == pytest.approx(one.latency_s(0.75, 1000.0), rel=1e-6)
@@ -206,7 +208,7 @@ def test_the_bound_of_classes_alike_is_that_of_one() -> None:
 
 def test_a_programme_is_as_large_as_its_classes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has width tuples of its own: it is refused before they are written down."""
-    given = world(classes=classes(0.75, 0.75, 0.75))
+    given = experiment(classes=classes(0.75, 0.75, 0.75))
     monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", fluid_bound.unknowns_of(given, len(given.cluster.router.widths)))
     FluidModel(given)
     with pytest.raises(InputError, match="programme of"):
@@ -215,7 +217,7 @@ def test_a_programme_is_as_large_as_its_classes_are_many(monkeypatch: pytest.Mon
 
 def test_classes_carry_what_their_shares_cost() -> None:
     """Where one device is full, times add up: the rate is the harmonic mean, by share, of those of each class alone."""
-    given = world()
+    given = experiment()
     model = FluidModel(given, classes=given.scenario.classes)
     strict, loose = (FluidModel(given).capacity_img_s(floor) for floor in (0.76, 0.74))
     assert model.capacity_img_s() == pytest.approx(1 / (0.5 / strict + 0.5 / loose), rel=0.005)
@@ -223,7 +225,7 @@ def test_classes_carry_what_their_shares_cost() -> None:
 
 
 def test_unequal_shares_are_those_of_the_programme() -> None:
-    given = world(classes=[{"name": "a", "share": 0.2, "floor": 0.76}, {"name": "b", "share": 0.8, "floor": 0.74}])
+    given = experiment(classes=[{"name": "a", "share": 0.2, "floor": 0.76}, {"name": "b", "share": 0.8, "floor": 0.74}])
     strict, loose = (FluidModel(given).capacity_img_s(floor) for floor in (0.76, 0.74))
     found = FluidModel(given, classes=given.scenario.classes).capacity_img_s()
     assert found == pytest.approx(1 / (0.2 / strict + 0.8 / loose), rel=0.005)
@@ -242,7 +244,7 @@ def test_no_router_is_below_its_bound(tmp_path: Path) -> None:
 
 def test_a_rate_is_read_class_by_class() -> None:
     """By its own images: at its own tuple each class has just that one's accuracy."""
-    given = world()
+    given = experiment()
     prior, wide, narrow = given.context.prior, (1.0,) * 4, (0.25,) * 4
     policy = FixedRule(tuples={"gold": wide, "bronze": narrow}).make(given.context)
     found = read(given, policy, 0.2, 1, Search("fixed", (1,), 3.0, engine="compiled", slo=Slo.of(given.scenario)))
@@ -256,7 +258,7 @@ def test_deadlines_and_limits_are_of_each_class() -> None:
         {"name": "calm", "share": 0.5, "deadline_s": 60.0, "p99_limit_s": 60.0},
         {"name": "rash", "share": 0.5, "deadline_s": 1e-6, "p99_limit_s": 1e-6},
     ]
-    given = world(classes=promised, duration_s=5.0, warmup_s=1.0, **{"slo.refuse": False})
+    given = experiment(classes=promised, duration_s=5.0, warmup_s=1.0, **{"slo.refuse": False})
     found = simulate_metrics(given, given.router("jsq"), "jsq", 1, engine="compiled")
     calm, rash = found["classes"].values()
     assert (calm["in_time"], rash["in_time"]) == (1.0, 0.0)
@@ -276,7 +278,7 @@ def test_fixed_tuples_of_classes_are_cheap_in_turn(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tune, "able_tuples", lambda _, floor: able[floor])
     monkeypatch.setattr(tune, "best_settings", lambda *_: {})
     params = SimpleNamespace(class_floors=(0.76, 0.74), floor=None)
-    evaluator: Any = SimpleNamespace(context=world().context, params=params)
+    evaluator: Any = SimpleNamespace(context=experiment().context, params=params)
     specs: list[Any] = [each.spec for each in tune._tuples(evaluator)]
     assert [spec.tuples for spec in specs] == [
         {"gold": a, "bronze": b},
@@ -304,7 +306,7 @@ def test_who_breaks_a_class_floor_cannot_win() -> None:
 
 
 def test_a_plan_of_arrivals_has_each_ones_class_and_deadline() -> None:
-    core = RouterCore(worlds.cluster([worlds.profile()], router={"classes": ("gold", "bronze")}).router)
+    core = RouterCore(tiny.cluster([tiny.profile()], router={"classes": ("gold", "bronze")}).router)
     run = HardwareRun(
         np.array([5, 5, 9]), np.zeros((1, 1), np.float32), np.zeros(1, np.int64), 100,
         deadlines_ns=(None, 40), classes=np.array([1, 0, 1]),
@@ -350,11 +352,11 @@ def test_a_class_may_have_the_only_deadline() -> None:
 
 def test_a_floor_that_no_tuple_has_names_its_class() -> None:
     with pytest.raises(InputError, match=r"classes\.1\.floor: is 0\.9"):
-        world(classes=classes(0.7, 0.9))
+        experiment(classes=classes(0.7, 0.9))
 
 
 def test_a_fixed_rule_names_every_class() -> None:
-    context = world().context
+    context = experiment().context
     full: tuple[float, ...] = (1.0,) * 4
     for tuples in ({"gold": full}, {"gold": full, "bronze": full, "tin": full}):
         with pytest.raises(InputError, match="the scenario's classes are gold, bronze"):
@@ -365,7 +367,7 @@ def test_a_fixed_rule_names_every_class() -> None:
 
 def test_who_knows_no_classes_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="is trained without classes"):
-        require_one_class(world().scenario)
+        require_one_class(experiment().scenario)
     with pytest.raises(InputError, match="shows no classes"):
         make_env(SHIPPED)
     assert main(["plan", str(SHIPPED)]) == 2

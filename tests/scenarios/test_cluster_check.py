@@ -18,11 +18,11 @@ from kit.plugins import code_here, own_version
 from scenarios.executors import preflight
 from scenarios.executors.device_choice import Hosts
 from scenarios.executors.preflight import check_cluster
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.scenario_keys import Scenario
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.metrics.result_documents import CheckedCluster, ClusterMeasurements, HostClock, HostLink
 from scenarios.show.command_tables import format_cluster
-from scenarios.world.scenario_building import load_world
 from sim.device_profile import Link
 
 SCENARIO = """
@@ -86,7 +86,7 @@ def test_hosts_that_have_what_they_need_fit(tmp_path: Path) -> None:
     hosts = Answers(alpha=GOOD, beta=GOOD, gamma=GOOD)
     found = check(tmp_path, hosts)
     assert found.fits
-    assert [(each.host, each.servers) for each in found.hosts] == [("alpha", ("a", "c")), ("beta", ("b",))]
+    assert [(host.host, host.servers) for host in found.hosts] == [("alpha", ("a", "c")), ("beta", ("b",))]
     assert found.others == ("gamma",)
     assert hosts.asked == ["alpha", "beta"]
     text = format_cluster(found)
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_told_of_its_host_and_the_others_are_asked(
     hosts = Answers(alpha=GOOD, beta=answer)
     found = check(tmp_path, hosts, ModelFile(model))
     assert not found.fits
-    assert [bool(each.problems) for each in found.hosts] == [False, True]
+    assert [bool(host.problems) for host in found.hosts] == [False, True]
     assert words in format_cluster(found)
     assert "all fits" not in format_cluster(found)
     assert "alpha" in hosts.asked
@@ -124,7 +124,7 @@ def test_workers_of_real_devices_need_memory(tmp_path: Path) -> None:
     text = text.replace("device: {emulated: t4}", "device: {kind: cpu}")
     hosts = Answers(alpha=replace(GOOD, free_bytes=10**9 // 2), beta=replace(GOOD, free_bytes=10**9 // 2))
     found = check_cluster(scenario(tmp_path, text), None, cast(Hosts, hosts), lambda _: None)
-    assert [bool(each.problems) for each in found.hosts] == [True, False]  # two workers there, one here
+    assert [bool(host.problems) for host in found.hosts] == [True, False]  # two workers there, one here
     assert "its 2 workers need 0.80" in found.hosts[0].problems[0]
 
 
@@ -155,4 +155,4 @@ def test_links_between_hosts_are_not_known_before_they_are_measured(tmp_path: Pa
     path = tmp_path / "two.yaml"
     path.write_text(SCENARIO.replace("ACCURACY", str(ACCURACY)))
     with pytest.raises(InputError, match="`slimsched run` does before it simulates"):
-        load_world(path)
+        load_experiment(path)

@@ -10,12 +10,12 @@ import pytest
 from kit.documents import Memo
 from kit.errors import InputError
 from policies.rules.compass import Numbers
+from scenarios.experiment.router_scores import SampledRun, Scorer
 from scenarios.files.router_files import read_rule
 from scenarios.files.scenario_keys import ServerDownFault, StragglerFault
-from scenarios.learn.drawn_clusters import Case, ClusterTraining, Generation, drawn_world, read_clusters, rule_of
+from scenarios.learn.drawn_clusters import Case, ClusterTraining, Generation, drawn_experiment, read_clusters, rule_of
 from scenarios.metrics.run_result import Simulator
 from scenarios.runs.simulated_runs import run_simulation
-from scenarios.world.router_scores import SampledRun, Scorer
 from sim.compiled.run_figures import RunScore
 from slimsched.cli import main
 
@@ -29,30 +29,30 @@ RUN = SampledRun(7)
 
 def test_what_is_drawn_lies_where_the_file_says() -> None:
     for number in range(3):
-        world = drawn_world(SHIPPED, str(number))
-        its = world.scenario
-        assert len(world.cluster.servers) in SHIPPED.servers
-        assert len(set(world.device_names)) <= max(SHIPPED.kinds)
-        slowdowns = {profile.device.emulated_slowdown for profile in world.profiles}
+        experiment = drawn_experiment(SHIPPED, str(number))
+        its = experiment.scenario
+        assert len(experiment.cluster.servers) in SHIPPED.servers
+        assert len(set(experiment.device_names)) <= max(SHIPPED.kinds)
+        slowdowns = {profile.device.emulated_slowdown for profile in experiment.profiles}
         assert len(slowdowns) == 1
         assert SHIPPED.slowdown[0] <= (slowdowns.pop() or 1.0) <= SHIPPED.slowdown[1]
         assert its.workload.kind in SHIPPED.workloads
-        assert world.mean_rate_img_s is not None
-        assert world.mean_rate_img_s * its.duration_s >= SHIPPED.images / 3
+        assert experiment.mean_rate_img_s is not None
+        assert experiment.mean_rate_img_s * its.duration_s >= SHIPPED.images / 3
         assert all(isinstance(fault, ServerDownFault | StragglerFault) for fault in its.faults)
-    same, other = (drawn_world(TINY, name).scenario for name in ("3", "4"))
-    assert drawn_world(TINY, "3").scenario == same != other
+    same, other = (drawn_experiment(TINY, name).scenario for name in ("3", "4"))
+    assert drawn_experiment(TINY, "3").scenario == same != other
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_drawn_cluster_runs_alike_on_both_engines(number: int) -> None:
     """Compass, with its holds by what the host costs, too."""
-    world = drawn_world(TINY, str(number))
+    experiment = drawn_experiment(TINY, str(number))
     rule = rule_of(Numbers(batching_delay_host=0.7).to_vector(), 0.3)
     engines: tuple[Simulator, ...] = ("simpy", "compiled")
-    short_s = 0.3 * world.scenario.duration_s
+    short_s = 0.3 * experiment.scenario.duration_s
     (_, one), (_, other) = (
-        run_simulation(world, rule.make(world.context), "compass", 3, duration_s=short_s, engine=engine)
+        run_simulation(experiment, rule.make(experiment.context), "compass", 3, duration_s=short_s, engine=engine)
         for engine in engines
     )
     assert one == other
@@ -66,7 +66,7 @@ def scored(mean_s: float, accuracy: float, failed: int = 0) -> RunScore:
 def test_candidates_are_compared_at_equal_accuracy() -> None:
     """Who slides along the reference's own price of accuracy is no better; who is quicker at both dials is, by that."""
     pair = (scored(0.020, 0.752), scored(0.018, 0.748))
-    case = Case(Scorer(drawn_world(TINY, "0")), (RUN,), 0.0, (pair,))
+    case = Case(Scorer(drawn_experiment(TINY, "0")), (RUN,), 0.0, (pair,))
     assert case.cost(pair, 0) == 0
     quicker = (scored(0.9 * 0.020, 0.752), scored(0.9 * 0.018, 0.748))
     assert case.cost(quicker, 0) == pytest.approx(1.2 * np.log(0.9))
@@ -81,7 +81,7 @@ def test_candidates_are_compared_at_equal_accuracy() -> None:
 
 
 def test_a_dial_that_is_higher_is_quicker_and_less_accurate() -> None:
-    scorer, numbers = Scorer(drawn_world(TINY, "5")), Numbers().to_vector()
+    scorer, numbers = Scorer(drawn_experiment(TINY, "5")), Numbers().to_vector()
     wide, narrow = (scorer.score(rule_of(numbers, dial), RUN) for dial in (-2.0, 2.0))
     assert wide.accuracy > narrow.accuracy
     assert wide.mean_s > narrow.mean_s
@@ -129,7 +129,7 @@ TINY_KEYS = {"clusters", "rounds", "generations", "population", "at_once", "held
 def test_a_distribution_that_draws_what_cant_run_says_so() -> None:
     short = TINY.model_copy(update={"short_of_memory": 1.0, "memory": (0.001, 0.002)})
     with pytest.raises(InputError, match="narrow what it draws from"):
-        drawn_world(short, "0")
+        drawn_experiment(short, "0")
 
 
 def test_clusters_that_all_drown_train_nobody() -> None:

@@ -21,7 +21,7 @@ from policies.vocabulary import NS_PER_S
 from scenarios.metrics.run_result import Simulator
 from scenarios.runs.simulated_runs import run_simulation, simulate_metrics
 from tests.scenarios.folders import simulated, summary
-from tests.scenarios.test_engines import WORLDS, world_of
+from tests.scenarios.test_engines import SIDES, experiment_of
 
 ENGINES: tuple[Simulator, ...] = ("simpy", "compiled")
 
@@ -70,33 +70,35 @@ def plain_metrics(record: RunRecord, warmup_s: float, horizon_s: float, deadline
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("changes", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("changes", SIDES.values(), ids=SIDES)
 def test_metrics_are_those_of_the_records(changes: str, engine: Simulator, tmp_path: Path) -> None:
     """Every metric that rests on requests, to the last bit and in the same order, with and without the record."""
-    world = world_of(tmp_path, changes)
-    scenario = world.scenario
+    experiment = experiment_of(tmp_path, changes)
+    scenario = experiment.scenario
     for router in ("random", "jsq"):
-        result, record = run_simulation(world, world.router(router), router, 3, engine=engine)
+        result, record = run_simulation(experiment, experiment.router(router), router, 3, engine=engine)
         plain = plain_metrics(record, scenario.warmup_s, scenario.duration_s, scenario.deadline_s)
         assert json.dumps({key: result[key] for key in plain}) == json.dumps(plain)  # type: ignore[literal-required]
-        alone = simulate_metrics(world, world.router(router), router, 3, engine=engine)
+        alone = simulate_metrics(experiment, experiment.router(router), router, 3, engine=engine)
         assert json.dumps({**alone, "wall_s": 0}) == json.dumps({**result, "wall_s": 0})
     assert ("faults" in changes) == bool(result["failures"])
 
 
-@pytest.mark.parametrize("changes", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("changes", SIDES.values(), ids=SIDES)
 def test_columns_are_the_records(changes: str, tmp_path: Path) -> None:
     """What the compiled engine gives without making records is what its records give, column by column."""
-    world = world_of(tmp_path, changes)
+    experiment = experiment_of(tmp_path, changes)
     for detail in (True, False):
-        simulation = world.simulation(world.run_spec(5, detail=detail), "compiled")
-        simulation.finish(world.router("random"), stream(5, "router:random"))
+        simulation = experiment.simulation(experiment.run_spec(5, detail=detail), "compiled")
+        simulation.finish(experiment.router("random"), stream(5, "router:random"))
         ours, record = simulation.columns(), simulation.record()
         theirs = RequestColumns.of(record.requests)
         for name in ("request", "arrived_ns", "finished_ns", "status", "correct", "energy_j", "moves"):
             np.testing.assert_array_equal(getattr(ours.requests, name), getattr(theirs, name), err_msg=name)
         assert ours.requests.energy_j.tobytes() == theirs.energy_j.tobytes()
-        assert _words(ours.requests) == _words(theirs) == [(each.reason, each.widths) for each in record.requests]
+        assert (
+            _words(ours.requests) == _words(theirs) == [(request.reason, request.widths) for request in record.requests]
+        )
         assert (ours.requests.stages_ns is None) == (theirs.stages_ns is None) == (not detail)
         if detail:
             np.testing.assert_array_equal(ours.requests.stages_ns, theirs.stages_ns)

@@ -136,7 +136,7 @@ def test_a_validation_is_drained_while_it_runs(
     said = capsys.readouterr().err
     assert "validate: random, seed 0: slow: is drained since" in said
     assert "slow: is empty at" in said
-    result = json.loads((tmp_path / "run" / "hardware" / "random-seed0" / "result.json").read_text())
+    result = json.loads((tmp_path / "run" / "executors" / "random-seed0" / "result.json").read_text())
     assert [(down["server"], down["cause"], down["up_s"]) for down in result["restarts"]] == [("slow", "drained", None)]
     assert result["images"]["completed"] == result["images"]["arrived"]
     assert not (tmp_path / "run" / CONTROL).exists()

@@ -15,6 +15,8 @@ from kit.strict import validate
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from scenarios.executors import serving_measurement
 from scenarios.executors.serving_measurement import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.files.series_files import DecisionTime
 from scenarios.job import profile_stages
@@ -23,10 +25,8 @@ from scenarios.job.profile_stages import with_decision_times
 from scenarios.metrics.run_result import Simulator
 from scenarios.runs.simulated_runs import run_simulation
 from scenarios.show.comparison_table import comparison_table
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 HOST = {"decision": {"micro_batch_s": 1e-4, "image_s": 1e-5}, "returned": {"micro_batch_s": 2e-5, "image_s": 1e-6}}
@@ -44,9 +44,7 @@ def hosted(folder: Path, old: str = "", new: str = "") -> Path:
     """A scenario whose profiles say what the router's host costs."""
     path = write_scenario(folder, old, new)
     for name, speed in (("fast", 1.0), ("slow", 0.5)):
-        found = worlds.profile(
-            name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed, router_host=HOST
-        )
+        found = tiny.profile(name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed, router_host=HOST)
         (folder / f"{name}.yaml").write_text(found.to_yaml())
     return path
 
@@ -54,9 +52,11 @@ def hosted(folder: Path, old: str = "", new: str = "") -> Path:
 # ----------------------------------------------------------------------------------------------------------- charging
 
 
-def decisions_ns(world: World, router: str, engine: Simulator) -> tuple[list[tuple[int, int]], dict[str, float]]:
+def decisions_ns(
+    experiment: Experiment, router: str, engine: Simulator
+) -> tuple[list[tuple[int, int]], dict[str, float]]:
     """(images, time from the snapshot until the micro-batch is sent) of each decision, and the stages of the run."""
-    result, record = run_simulation(world, world.router(router), router, 0, engine=engine)
+    result, record = run_simulation(experiment, experiment.router(router), router, 0, engine=engine)
     assert result["stages_s"] is not None
     return [
         (micro_batch.size, micro_batch.sent_ns - micro_batch.snapshot_ns) for micro_batch in record.micro_batches
@@ -68,10 +68,10 @@ def decisions_ns(world: World, router: str, engine: Simulator) -> tuple[list[tup
 def test_a_decision_is_longer_by_exactly_what_is_charged(engine: Simulator, has_host: bool, tmp_path: Path) -> None:
     """In both engines, beside what the host costs; it passes before a micro-batch is sent."""
     path = hosted(tmp_path) if has_host else write_scenario(tmp_path)
-    world = load_world(path)
-    before, stages = decisions_ns(world, "jsq", engine)
-    after, longer = decisions_ns(world.with_decision_times({"jsq": 250e-6}), "jsq", engine)
-    base_ns = world.cluster.decision_ns
+    experiment = load_experiment(path)
+    before, stages = decisions_ns(experiment, "jsq", engine)
+    after, longer = decisions_ns(experiment.with_decision_times({"jsq": 250e-6}), "jsq", engine)
+    base_ns = experiment.cluster.decision_ns
 
     def usual_ns(images: int) -> int:
         return base_ns + (100_000 + 10_000 * images if has_host else 0)
@@ -83,8 +83,8 @@ def test_a_decision_is_longer_by_exactly_what_is_charged(engine: Simulator, has_
 
 def test_engines_agree_and_others_are_charged_nothing(tmp_path: Path) -> None:
     """The same run of both engines, bit for bit; random's is the one without times."""
-    world = load_world(hosted(tmp_path))
-    charged = world.with_decision_times({"jsq": 250e-6})
+    experiment = load_experiment(hosted(tmp_path))
+    charged = experiment.with_decision_times({"jsq": 250e-6})
     for router in ("jsq", "random"):
         found: list[Any] = []
         for engine in ("simpy", "compiled"):
@@ -92,7 +92,7 @@ def test_engines_agree_and_others_are_charged_nothing(tmp_path: Path) -> None:
             found.append(({**result, "wall_s": 0.0, "engine": ""}, record))
         assert found[0] == found[1]
         assert found[0][0]["own_decision_s"] == (250e-6 if router == "jsq" else 0.0)
-    plain = run_simulation(world, world.router("random"), "random", 0)[1]
+    plain = run_simulation(experiment, experiment.router("random"), "random", 0)[1]
     assert plain == run_simulation(charged, charged.router("random"), "random", 0)[1]
 
 
@@ -144,13 +144,13 @@ def test_stalls_and_beginnings_do_not_count() -> None:
 
 def test_views_are_those_of_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for the same seed; and the measurement says what it was."""
-    world = load_world(write_scenario(tmp_path))
-    first, again, other = (views_of(world, world.router("jsq"), seed) for seed in (7, 7, 8))
+    experiment = load_experiment(write_scenario(tmp_path))
+    first, again, other = (views_of(experiment, experiment.router("jsq"), seed) for seed in (7, 7, 8))
     assert len(first) == VIEWS
     assert first == again != other
     assert max(view.fifo_length for view in first) > 0
     monkeypatch.setattr(serving_measurement, "hardware_servers", lambda _: [])
-    found = measure_decisions(world, "jsq", lambda: world.router("jsq"), 0)
+    found = measure_decisions(experiment, "jsq", lambda: experiment.router("jsq"), 0)
     assert (found.router, found.views, found.rounds, found.provenance) == ("jsq", VIEWS, ROUNDS, "measured")
     assert 0 < found.own_s < 0.1
     assert 0 < found.random_s < 0.1
@@ -164,7 +164,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which routers were measured: jsq takes 200 us, every other 50."""
     asked: list[str] = []
 
-    def measure(_: World, router: str, make: Callable[[], object], seed: int) -> DecisionTime:
+    def measure(_: Experiment, router: str, make: Callable[[], object], seed: int) -> DecisionTime:
         asked.append(router)
         make()
         return told(router=router, own_s=3e-4 if router == "jsq" else 1.5e-4)
@@ -184,7 +184,7 @@ def job_of(path: Path, *, is_here: bool = True) -> Run:
 
 def times_of(job: Run, *routers: str) -> dict[str, float]:
     with job.folder.opened():
-        return dict(with_decision_times(job, job.world(), routers).decision_times_s)
+        return dict(with_decision_times(job, job.experiment(), routers).decision_times_s)
 
 
 def test_each_router_is_measured_once(measured: list[str], tmp_path: Path) -> None:

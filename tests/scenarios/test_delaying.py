@@ -11,10 +11,10 @@ import pytest
 from kit.random_streams import stream
 from policies.rules.rule_params import BatchingDelaySpec, DelayingRouter, FixedRule, LadderRule
 from policies.vocabulary import BatchingDelayRule
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
+from scenarios.experiment.scenario_routers import maker_of
 from scenarios.files.router_files import read_rule, write_rule
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
-from scenarios.world.scenario_routers import maker_of
 from sim.compiled.compiled_simulation import CompiledSimulation
 
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
@@ -22,30 +22,30 @@ EAGER = BatchingDelaySpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return load_world(SCENARIO)
+def experiment() -> Experiment:
+    return load_experiment(SCENARIO)
 
 
-def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def finished_ns(experiment: Experiment, name: str, limit_ns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """When each image of a short run was done."""
-    cluster = replace(world.cluster, router=replace(world.cluster.router, max_batching_delay_ns=limit_ns))
-    spec = world.run_spec(3, duration_s=1.0, detail=False)
+    cluster = replace(experiment.cluster, router=replace(experiment.cluster.router, max_batching_delay_ns=limit_ns))
+    spec = experiment.run_spec(3, duration_s=1.0, detail=False)
     simulation = CompiledSimulation(cluster, spec)
-    context = replace(world.context, config=cluster.router)
-    router = maker_of(name, world.scenario, world.device_names, None, "routers").make(context)
+    context = replace(experiment.context, config=cluster.router)
+    router = maker_of(name, experiment.scenario, experiment.device_names, None, "routers").make(context)
     simulation.finish(router, stream(3, "router"))
     return np.asarray(simulation.columns().requests.finished_ns)
 
 
-def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
+def test_what_a_file_holds_is_held(experiment: Experiment, tmp_path: Path) -> None:
     """Written, read back, and no longer the same run, but where nobody may be delayed."""
     rule, ladder = tmp_path / "held.rule.yaml", tmp_path / "ladder.rule.yaml"
     write_rule(rule, FixedRule(placement="sticky", batching_delay=EAGER))
     write_rule(ladder, LadderRule(batching_delay=EAGER))
     for path, before in ((rule, "fixed:1,1,1,1@sticky"), (ladder, "ladder")):
-        held = finished_ns(world, str(path), 16_000_000)
-        assert (held != finished_ns(world, before, 16_000_000)).any()
-        assert (finished_ns(world, str(path), 0) == finished_ns(world, before, 0)).all()
-    made = read_rule(rule).make(world.context)
+        held = finished_ns(experiment, str(path), 16_000_000)
+        assert (held != finished_ns(experiment, before, 16_000_000)).any()
+        assert (finished_ns(experiment, str(path), 0) == finished_ns(experiment, before, 0)).all()
+    made = read_rule(rule).make(experiment.context)
     assert isinstance(made, DelayingRouter)
     assert made.batching_delay == BatchingDelayRule((8,) * 4, (2_000_000,) * 4)

@@ -20,7 +20,7 @@ from scenarios.files.scenario_keys import DeviceSection
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.job_stages import Run
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeNvml, FakeNvmlDevice
 from tests.scenarios.files import write_scenario
 
@@ -128,7 +128,7 @@ def test_what_a_scenario_leaves_open_is_measured(given: dict[str, Any], wanted: 
 def test_a_gpu_serves_as_it_was_calibrated(given: dict[str, Any], wanted: tuple[bool, str, bool]) -> None:
     """Where the scenario does not say otherwise; a CPU's profile changes nothing."""
     execution = {"memory_format": "contiguous", "dtype": "bfloat16"}
-    profile = worlds.profile(execution=execution)
+    profile = tiny.profile(execution=execution)
     section = DeviceSection(kind="cuda", vram_gb=1, **given)
     found = as_calibrated(device_spec(section), section, profile)
     assert (found.channels_last, found.dtype, found.graphs) == wanted

@@ -16,11 +16,8 @@ from policies.rules.compass import CompassRule
 from policies.rules.rule_context import RouterContext
 from policies.rules.rule_params import FixedRule, PaperRandom, RuleSpec
 from policies.vocabulary import Choice, ClusterView
-from scenarios.files.router_files import is_compiled
-from scenarios.runs.router_planning import EqualRuns
-from scenarios.runs.simulated_runs import simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.router_scores import (
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.router_scores import (
     CLOSE,
     REACH,
     TRIES,
@@ -31,7 +28,10 @@ from scenarios.world.router_scores import (
     levelled,
     mean_accuracy,
 )
-from scenarios.world.scenario_building import load_world
+from scenarios.experiment.scenario_building import load_experiment
+from scenarios.files.router_files import is_compiled
+from scenarios.runs.router_planning import EqualRuns
+from scenarios.runs.simulated_runs import simulate_metrics
 from tests.scenarios.test_tune import SCENARIO
 
 FLOOR = 0.75
@@ -88,40 +88,41 @@ def test_of_those_that_keep_it_one_that_serves_all_comes_first() -> None:
     assert found.by == 0.0
 
 
-# -------------------------------------------------------------------------------------------------------------- worlds
+# --------------------------------------------------------------------------------------------------------------
+# experiments
 
 
-def world_of(folder: Path, **changes: object) -> World:
+def experiment_of(folder: Path, **changes: object) -> Experiment:
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump({**SCENARIO, **changes}))
-    return load_world(path)
+    return load_experiment(path)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_of(tmp_path_factory.mktemp("dials"), tuning={"floor": FLOOR})
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    return experiment_of(tmp_path_factory.mktemp("dials"), tuning={"floor": FLOOR})
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TUNED if kind != "fixed"])
-def test_above_0_every_kind_is_more_accurate(world: World, kind: str) -> None:
+def test_above_0_every_kind_is_more_accurate(experiment: Experiment, kind: str) -> None:
     """And has no goals of its own, that would undo it."""
     load = KINDS[kind].load()
-    scorer, spec, run = Scorer(world), load(), SampledRun(3, duration_s=4.0)  # milp begins with the cheapest
+    scorer, spec, run = Scorer(experiment), load(), SampledRun(3, duration_s=4.0)  # milp begins with the cheapest
 
-    dialled = [spec.dialled(by, world.context) for by in (-1.5, 0.0, 1.5)]
+    dialled = [spec.dialled(by, experiment.context) for by in (-1.5, 0.0, 1.5)]
     accuracies = [scorer.score(each, run).accuracy for each in dialled if each is not None]
     assert accuracies == sorted(accuracies)
     assert accuracies[-1] > accuracies[0] + 0.001
     assert [getattr(each, "control", None) for each in dialled] == [None] * 3
 
 
-def test_who_chooses_no_width_by_a_number_has_no_dial(world: World) -> None:
+def test_who_chooses_no_width_by_a_number_has_no_dial(experiment: Experiment) -> None:
     for spec in (
         FixedRule(),
         PaperRandom(),
         parse_router_name("jsq"),
     ):
-        assert spec.dialled(1.0, world.context) is None
+        assert spec.dialled(1.0, experiment.context) is None
 
 
 class Plain:
@@ -152,8 +153,8 @@ class Dialled(Plain):
 
 
 @pytest.mark.parametrize("router", ["ladder", "compass", f"{__name__}:Dialled"])
-def test_routers_come_to_one_accuracy_on_the_very_runs(world: World, router: str) -> None:
-    runs = EqualRuns(world, (0, 1))
+def test_routers_come_to_one_accuracy_on_the_very_runs(experiment: Experiment, router: str) -> None:
+    runs = EqualRuns(experiment, (0, 1))
     found = runs.at_floor(router, FLOOR)
     assert found.is_kept
     assert 0.0 <= found.mean("accuracy") - FLOOR < 0.002  # two short runs: a step of the dial may move this much
@@ -162,9 +163,9 @@ def test_routers_come_to_one_accuracy_on_the_very_runs(world: World, router: str
 
 
 @pytest.mark.parametrize("each_s", [0.0, 3e-4])
-def test_what_is_judged_is_what_is_compared(world: World, each_s: float) -> None:
+def test_what_is_judged_is_what_is_compared(experiment: Experiment, each_s: float) -> None:
     """With what a router's own decisions take, too."""
-    timed = world.with_decision_times({"ladder": each_s})
+    timed = experiment.with_decision_times({"ladder": each_s})
     found = EqualRuns(timed, (0,)).at_floor("ladder", FLOOR)
     assert found.by is not None
     there = timed.with_dials({"ladder": found.by})
@@ -174,8 +175,8 @@ def test_what_is_judged_is_what_is_compared(world: World, each_s: float) -> None
 
 
 @pytest.mark.parametrize("router", [f"{__name__}:Plain", "jsq", "fixed:1,1,1,1"])
-def test_a_router_without_a_dial_is_as_it_is(world: World, router: str) -> None:
-    found = EqualRuns(world, (0,)).at_floor(router, FLOOR)
+def test_a_router_without_a_dial_is_as_it_is(experiment: Experiment, router: str) -> None:
+    found = EqualRuns(experiment, (0,)).at_floor(router, FLOOR)
     assert (found.by, found.is_kept, found.counts) == (None, False, False)
     assert found.mean("accuracy") != pytest.approx(FLOOR, abs=2e-3)
 
@@ -183,37 +184,37 @@ def test_a_router_without_a_dial_is_as_it_is(world: World, router: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- Compass
 
 
-def off(world: World, rule: RuleSpec) -> float:
+def off(experiment: Experiment, rule: RuleSpec) -> float:
     """By how much a rule misses the floor without its control, on runs that its level was not set on."""
-    scorer, dialled = Scorer(world), rule.dialled(0.0, world.context)
+    scorer, dialled = Scorer(experiment), rule.dialled(0.0, experiment.context)
     assert dialled is not None
     return abs(mean_accuracy([scorer.score(dialled, SampledRun(seed)) for seed in (100, 101, 102)]) - FLOOR)
 
 
 def test_compass_by_name_starts_where_it_about_has_the_floor(tmp_path: Path) -> None:
     """Whatever level it was given: here ones that are far off, either way."""
-    world = world_of(tmp_path, tuning={"floor": FLOOR}, duration_s=6.0)
-    rule = world.compass
-    assert off(world, rule) < 0.002
+    experiment = experiment_of(tmp_path, tuning={"floor": FLOOR}, duration_s=6.0)
+    rule = experiment.compass
+    assert off(experiment, rule) < 0.002
     for by in (-1.5, 1.5):
         level = rule.numbers.level + by
         far = rule.model_copy(update={"numbers": rule.numbers.model_copy(update={"level": level})})
-        assert off(world, far) > 0.002
-        assert off(world, levelled(world, far)) < 0.002
-    assert world.router_maker("compass").spec == rule
+        assert off(experiment, far) > 0.002
+        assert off(experiment, levelled(experiment, far)) < 0.002
+    assert experiment.router_maker("compass").spec == rule
 
 
 @pytest.mark.parametrize("changes", [{}, {"classes": [{"name": "a", "share": 1.0, "floor": FLOOR}]}])
 def test_without_a_floor_of_all_compass_is_left_as_it_is(tmp_path: Path, changes: dict[str, object]) -> None:
-    assert world_of(tmp_path, **changes).compass == CompassRule()
+    assert experiment_of(tmp_path, **changes).compass == CompassRule()
 
 
-def test_a_floor_that_no_dial_keeps_leaves_it_as_it_is(world: World) -> None:
-    highest = max(world.accuracy.prior.top1.values())
+def test_a_floor_that_no_dial_keeps_leaves_it_as_it_is(experiment: Experiment) -> None:
+    highest = max(experiment.accuracy.prior.accuracies.values())
     hopeless = replace(
-        world,
-        scenario=world.scenario.model_copy(
-            update={"tuning": world.scenario.tuning.model_copy(update={"floor": highest})}
+        experiment,
+        scenario=experiment.scenario.model_copy(
+            update={"tuning": experiment.scenario.tuning.model_copy(update={"floor": highest})}
         ),
     )
     assert hopeless.compass == CompassRule()
@@ -224,7 +225,7 @@ def test_a_cluster_that_has_no_compiled_router_leaves_it_as_it_is(
 ) -> None:
     """Its table of transfers would be too large, say; Python would take minutes."""
     monkeypatch.setattr("policies.router_plans.MAX_TRANSFERS", 0)
-    world = world_of(tmp_path, tuning={"floor": FLOOR})
-    assert world.compass == CompassRule()
+    experiment = experiment_of(tmp_path, tuning={"floor": FLOOR})
+    assert experiment.compass == CompassRule()
     assert is_compiled("compass")
     assert not is_compiled("ladder")

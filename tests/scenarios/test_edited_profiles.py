@@ -12,7 +12,7 @@ from scenarios.files.scenario_reading import load_scenario
 from scenarios.job import profile_stages
 from scenarios.job.job_stages import Run
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 
 SCENARIO = """
 schema: slimsched.scenario/1
@@ -24,8 +24,8 @@ validate: {routers: [random]}
 duration_s: 3
 warmup_s: 1
 """
-CALIBRATED = worlds.profile("a", dispatch_s=0.001)
-SERVED = worlds.profile("a", dispatch_s=0.002)
+CALIBRATED = tiny.profile("a", dispatch_s=0.001)
+SERVED = tiny.profile("a", dispatch_s=0.002)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
     monkeypatch.setattr(profile_stages, "measure_serving", lambda *_, **__: None)
     monkeypatch.setattr(profile_stages, "with_overheads", lambda *_: SERVED)
     monkeypatch.setattr(profile_stages, "load_dataset", lambda _: None)
-    monkeypatch.setattr(Run, "world", lambda _: SimpleNamespace())
+    monkeypatch.setattr(Run, "experiment", lambda _: SimpleNamespace())
 
     def carry_out() -> list[str]:
         said: list[str] = []
@@ -55,7 +55,7 @@ def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_pat
     assert made() == ["serving: begins"]
     assert path.read_text() == SERVED.to_yaml()
     assert made() == ["serving: skipped, done before"]
-    edited = worlds.profile("a", dispatch_s=0.003).to_yaml()
+    edited = tiny.profile("a", dispatch_s=0.003).to_yaml()
     path.write_text(edited)
     assert made() == ["profiles/a.yaml was edited since, and is taken so", "serving: skipped, done before"]
     assert path.read_text() == edited
@@ -76,7 +76,7 @@ def test_an_edited_profile_stays_beside_a_new_measurement(
     """What serving costs is measured anew, of the calibrated profile."""
     path = tmp_path / "run" / "profiles" / "a.yaml"
     made()
-    edited = worlds.profile("a", dispatch_s=0.003).to_yaml()
+    edited = tiny.profile("a", dispatch_s=0.003).to_yaml()
     path.write_text(edited)
     (tmp_path / "run" / ".stages" / "serving.json").unlink()
     assert any("was edited since: it is kept as a.yaml.edited" in line for line in made())

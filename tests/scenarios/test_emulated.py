@@ -11,18 +11,18 @@ from kit.documents import write_json
 from kit.errors import InputError
 from policies.run_records import BatchRecord
 from policies.vocabulary import Provenance
+from scenarios.experiment.scenario_building import calibrated_path, load_experiment, make_experiment, profile_path
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.job_stages import Run
 from scenarios.job.profile_stages import make_profiles
 from scenarios.job.validation_stage import validate
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.run_result import Result
-from scenarios.runs.simulated_runs import simulate_world
+from scenarios.runs.simulated_runs import simulate_experiment
 from scenarios.show.command_tables import described, format_result
 from scenarios.show.report import gather, report
 from scenarios.show.summary_table import format_summary
 from scenarios.show.validation_table import errors_tables, saturation_tables
-from scenarios.world.scenario_building import calibrated_path, load_world, make_world, profile_path
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder, summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
@@ -47,8 +47,8 @@ def scenario(folder: Path, fast: float = 10, slow: float = 10) -> Path:
 
 def test_simulation_takes_the_slowed_profile(tmp_path: Path) -> None:
     """Ten times as slow, ten times as long: a request's run, without any run folder."""
-    slow = simulate_world(load_world(scenario(tmp_path, 10, 10), tmp_path / "run"), "jsq", 0)
-    usual = simulate_world(load_world(scenario(tmp_path, 1, 1), tmp_path / "run"), "jsq", 0)
+    slow = simulate_experiment(load_experiment(scenario(tmp_path, 10, 10), tmp_path / "run"), "jsq", 0)
+    usual = simulate_experiment(load_experiment(scenario(tmp_path, 1, 1), tmp_path / "run"), "jsq", 0)
     assert usual["stages_s"] is not None
     assert slow["stages_s"] is not None
     assert slow["stages_s"]["run"] > 8 * usual["stages_s"]["run"]
@@ -58,7 +58,7 @@ def test_simulation_takes_the_slowed_profile(tmp_path: Path) -> None:
 
 
 def test_an_emulated_profile_is_never_taken_for_a_measured_one(tmp_path: Path) -> None:
-    profile = load_world(scenario(tmp_path, 10), tmp_path / "run").profiles[0]
+    profile = load_experiment(scenario(tmp_path, 10), tmp_path / "run").profiles[0]
     assert profile.origin == "emulated x10"
     assert described(profile).splitlines()[0].endswith(", emulated x10")
     assert {profile.power.provenance, profile.concurrency.provenance} == {Provenance.EMULATED}
@@ -80,18 +80,20 @@ def test_a_run_keeps_what_its_devices_play(tmp_path: Path) -> None:
         make_profiles(first)
     kept = profile_path(folder, "fast")
     assert kept.read_text() == calibrated_path(folder, "fast").read_text()
-    assert make_world(first.scenario, folder).profiles[0].origin == "emulated x10"
+    assert make_experiment(first.scenario, folder).profiles[0].origin == "emulated x10"
     said.clear()
     again = job(path, folder, said)
     with again.folder.opened():
         make_profiles(again)
     assert [line for line in said if "emulate-fast" in line and "skipped" in line]
-    served = make_world(again.scenario, folder).profiles[0].model_copy(update={"served_extra_s": 0.5, "checksum": None})
+    served = (
+        make_experiment(again.scenario, folder).profiles[0].model_copy(update={"served_extra_s": 0.5, "checksum": None})
+    )
     kept.write_text(served.to_yaml())
-    assert make_world(again.scenario, folder).profiles[0].served_extra_s == 0.5
+    assert make_experiment(again.scenario, folder).profiles[0].served_extra_s == 0.5
     other = load_scenario(scenario(tmp_path, 20))
-    assert make_world(other, folder).profiles[0].origin == "emulated x20"
-    assert make_world(other, folder).profiles[0].served_extra_s == 0.0
+    assert make_experiment(other, folder).profiles[0].origin == "emulated x20"
+    assert make_experiment(other, folder).profiles[0].served_extra_s == 0.0
 
 
 def test_without_a_network_emulated_devices_can_be_validated(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_without_a_network_emulated_devices_can_be_validated(tmp_path: Path) -> 
     simulated = job(write_scenario(tmp_path), tmp_path / "run", [])
     assert not simulated.can_validate
     with pytest.raises(InputError, match=r"validate: executors need a device for each server; give one to 'fast', 's"):
-        validate(simulated, simulated.world())
+        validate(simulated, simulated.experiment())
 
 
 # ---------------------------------------------------------------------------------------------------- late ends
@@ -112,7 +114,7 @@ def batch(number: int, late_ns: int, length_ns: int = 1_000_000) -> BatchRecord:
 
 def emulated_result(late_ns: int, **changes: Any) -> Result:
     found = record(request(0, 3, 1.0), ended_s=20, batches=tuple(batch(n, late_ns) for n in range(10)))
-    label = {"mode": "hardware", "engine": "emulated", "emulated_slowdowns": (10.0,)}
+    label = {"mode": "executors", "engine": "emulated", "emulated_slowdowns": (10.0,)}
     return summary(found, **WINDOW, **label, **changes)
 
 
@@ -130,7 +132,7 @@ def test_a_result_says_how_late_ends_were_seen() -> None:
 
 def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
     """That of the worst run of a row: more than 10 % of a mean pass."""
-    saturated = pair(200_000, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
+    saturated = pair(200_000, kind="saturated", backlog_growth={"simulated": 1.0, "executors": 1.0})
     runs = [pair(20_000), pair(90_000, repeat=1), saturated]
     found = validate_results(runs, Provenance.EMULATED)
     tables = [*errors_tables(found), *saturation_tables(found)]
@@ -144,7 +146,7 @@ def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
 
 def test_no_validation_on_emulated_devices_can_be_taken_for_one_on_real_ones(tmp_path: Path) -> None:
     """Every table says so, and so does the report's first sentence."""
-    saturated = pair(0, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
+    saturated = pair(0, kind="saturated", backlog_growth={"simulated": 1.0, "executors": 1.0})
     found = validate_results([pair(0), saturated], Provenance.EMULATED)
     tables = [*errors_tables(found), *saturation_tables(found)]
     assert len(tables) == 2
@@ -156,7 +158,7 @@ def test_no_validation_on_emulated_devices_can_be_taken_for_one_on_real_ones(tmp
         [
             validation_run(
                 summary(record(request(0, 3, 1.0), ended_s=20), **WINDOW),
-                summary(record(request(0, 3, 1.0), ended_s=20), **WINDOW, mode="hardware", engine="torch"),
+                summary(record(request(0, 3, 1.0), ended_s=20), **WINDOW, mode="executors", engine="torch"),
             )
         ],
         Provenance.MEASURED,

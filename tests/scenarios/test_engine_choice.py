@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment, make_experiment
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.job import comparing_stage
 from scenarios.metrics.run_result import Result, Simulator
 from scenarios.runs import fluid_bound, simulated_runs
 from scenarios.runs.fluid_bound import require_solvable
 from scenarios.runs.simulated_runs import SHORT_IMAGES, SHORT_IMAGES_UNKEPT, engine_of, simulate_all
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world, make_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 
-def world_of(folder: Path) -> World:
-    return make_world(load_scenario(write_scenario(folder)), folder)  # 200 images/s, for a second
+def experiment_of(folder: Path) -> Experiment:
+    return make_experiment(load_scenario(write_scenario(folder)), folder)  # 200 images/s, for a second
 
 
 def make_compiled_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +38,13 @@ def test_the_compiled_engine_must_repay_its_beginning(
     is_kept: bool, short: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the images of all runs; an engine by name is taken at its word."""
-    world = world_of(tmp_path)
+    experiment = experiment_of(tmp_path)
     monkeypatch.setattr(simulated_runs, "is_kept", lambda *_: is_kept)
-    assert [engine_of(world, "auto", short // 200 + more) for more in (0, 1)] == ["simpy", "compiled"]
-    assert engine_of(world, "auto", 1, duration_s=short / 200 + 1) == "compiled"
-    assert (engine_of(world, "simpy", 10**6), engine_of(world, "compiled", 1)) == ("simpy", "compiled")
+    assert [engine_of(experiment, "auto", short // 200 + more) for more in (0, 1)] == ["simpy", "compiled"]
+    assert engine_of(experiment, "auto", 1, duration_s=short / 200 + 1) == "compiled"
+    assert (engine_of(experiment, "simpy", 10**6), engine_of(experiment, "compiled", 1)) == ("simpy", "compiled")
     monkeypatch.setattr(simulated_runs, "IS_ON", False)
-    assert engine_of(world, "auto", 10**6) == "simpy"
+    assert engine_of(experiment, "auto", 10**6) == "simpy"
 
 
 def of_command(path: Path, command: str, *flags: str) -> tuple[str, dict[str, Any]]:
@@ -124,7 +124,7 @@ def test_too_much_for_the_machine_is_refused_before_it_is_drawn(
     def draw(*_: object, **__: object) -> None:
         raise AssertionError("it draws")
 
-    monkeypatch.setattr(World, "arrivals_ns", draw)
+    monkeypatch.setattr(Experiment, "arrivals_ns", draw)
     monkeypatch.setattr(simulated_runs, "machine_bytes", lambda: 8_000_000_000)
     monkeypatch.chdir(tmp_path)
     assert main(["compare", str(write_scenario(tmp_path, old, new))]) == 2
@@ -139,7 +139,7 @@ def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
 ) -> None:
     """The programme grows with the square of the servers."""
     path = write_scenario(tmp_path)
-    require_solvable(load_world(path))
+    require_solvable(load_experiment(path))
     monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", 10.0)
     for command in (["bound", str(path)], ["compare", str(path), "--bound", "--out", str(tmp_path / "out")]):
         assert main(command) == 2

@@ -21,12 +21,12 @@ from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice
 from scenarios.cluster_gym import FIGURES, ID
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import make_experiment
+from scenarios.experiment.workloads import TraceSlice
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn.ppo import PolicyNetwork
 from scenarios.terminal.compiling import compiling_text, telling
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import make_world
-from scenarios.world.workloads import TraceSlice
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -44,7 +44,7 @@ faults:
 - {kind: chaos, mean_gap_s: 400ms}
 supervision: {hang_s: 100ms, stuck_s: 7, backoff_s: 0, backoff_limit_s: 1, stable_s: 2, start_s: 20ms}
 """
-WORLDS = {
+SIDES = {
     "plain": OLD,
     "bursts": "workload: {kind: mmpp, rate_img_s: 900, burst_factor: 4, burst_share: 0.2, dwell_s: 0.1}\nend: cut",
     "faults": OLD + FAULTS,
@@ -52,13 +52,13 @@ WORLDS = {
 ROUTERS = ("random", "jsq", "shortest-delay", "slackfit", "ladder", "drawn.safetensors", "likeliest.safetensors")
 
 
-def world_of(folder: Path, changes: str = OLD) -> World:
-    return make_world(load_scenario(write_scenario(folder, OLD, changes)), folder)
+def experiment_of(folder: Path, changes: str = OLD) -> Experiment:
+    return make_experiment(load_scenario(write_scenario(folder, OLD, changes)), folder)
 
 
-def save_router(world: World, path: Path, deterministic: bool) -> None:
+def save_router(experiment: Experiment, path: Path, deterministic: bool) -> None:
     """One that has learned nothing, but listens."""
-    spec = PolicySpec.of(world.cluster.router, tuple(profile.power.cap_w for profile in world.profiles))
+    spec = PolicySpec.of(experiment.cluster.router, tuple(profile.power.cap_w for profile in experiment.profiles))
     tensors = {name: 5 * value.numpy() for name, value in PolicyNetwork(spec, (16,), 3).state_dict().items()}
     PPORouter(spec, tensors, deterministic=deterministic).save(path)
 
@@ -73,15 +73,15 @@ def documents(path: Path, router: str, capsys: pytest.CaptureFixture[str], *flag
     return found
 
 
-@pytest.mark.parametrize("changes", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("changes", SIDES.values(), ids=SIDES)
 def test_both_engines_print_the_same_json(
     changes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every router, on a plain scenario, one of bursts that is cut, and one with deadlines and all kinds of faults."""
     monkeypatch.chdir(tmp_path)
-    world = world_of(tmp_path, changes)
+    experiment = experiment_of(tmp_path, changes)
     for name in ROUTERS[-2:]:
-        save_router(world, tmp_path / name, name.startswith("likeliest"))
+        save_router(experiment, tmp_path / name, name.startswith("likeliest"))
     seen = set()
     for router in ROUTERS:
         ours, theirs = documents(tmp_path / "tiny.yaml", router, capsys, "--seed", "3")
@@ -98,7 +98,7 @@ def test_both_engines_print_the_same_json(
 
 def test_records_are_the_same_file_for_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `simulate --out` keeps of a run."""
-    path = write_scenario(tmp_path, OLD, WORLDS["bursts"])
+    path = write_scenario(tmp_path, OLD, SIDES["bursts"])
     for engine in ("simpy", "compiled"):
         flags = ["--router", "jsq", "--engine", engine, "--out", str(tmp_path / engine)]
         assert main(["simulate", str(path), *flags]) == 0
@@ -111,7 +111,7 @@ def test_records_are_the_same_file_for_file(tmp_path: Path, capsys: pytest.Captu
 
 def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one folder: what was compared on one engine is not taken for the other's, and both say the same."""
-    path = write_scenario(tmp_path, OLD, WORLDS["faults"])
+    path = write_scenario(tmp_path, OLD, SIDES["faults"])
     found = []
     for engine in ("simpy", "compiled", "compiled"):
         arguments = ["compare", str(path), "--out", str(tmp_path / "run"), "--engine", engine, "--json", "-"]
@@ -146,7 +146,7 @@ def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path, optio
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"engine": "numba"}, "engine: 'numba'; known: compiled, simpy"),
-    ({"duration_s": 0}, "duration_s: 0: allowed is a number of seconds above 0"),
+    ({"duration_s": 0}, "duration_s: 0: expected a number of seconds above 0"),
     ({"duration_s": -1.0}, "duration_s: -1.0"),
     ({"duration_s": float("nan")}, "duration_s: nan"),
     ({"duration_s": "0.2s"}, "duration_s: '0.2s'"),
@@ -191,11 +191,13 @@ def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
     assert {name: infos["figures"][name][0] for name in first} == first
     assert first.keys() == {*FIGURES, "replaced_share"}
     seed = int(gymnasium.utils.seeding.np_random(5)[0].integers(2**31))
-    world = make_world(load_scenario(path, changes), tmp_path)
-    run = world.run_spec(seed, duration_s=0.3, detail=False, end="cut", trace_slice=TraceSlice())
-    simulation = world.simulation(run, "simpy")
+    experiment = make_experiment(load_scenario(path, changes), tmp_path)
+    run = experiment.run_spec(seed, duration_s=0.3, detail=False, end="cut", trace_slice=TraceSlice())
+    simulation = experiment.simulation(run, "simpy")
     while simulation.advance() is not None:
-        simulation.decide(Choice(1, world.cluster.router.widths[0], world.cluster.router.micro_batch_sizes[2]))
+        simulation.decide(
+            Choice(1, experiment.cluster.router.widths[0], experiment.cluster.router.micro_batch_sizes[2])
+        )
     requests = simulation.columns().requests
     done = requests.status == 0
     latencies_s = (requests.finished_ns - requests.arrived_ns)[done] / 1e9
@@ -247,8 +249,8 @@ def test_compiling_is_told_once_and_beforehand(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.skipif(not IS_ON, reason="nothing is compiled with SLIMSCHED_JIT=0")
 def test_the_command_line_tells_of_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     """On standard error, before the work; `--quiet` keeps it back; the result is the same."""
-    world = world_of(tmp_path)
-    save_router(world, tmp_path / "learned.safetensors", deterministic=True)
+    experiment = experiment_of(tmp_path)
+    save_router(experiment, tmp_path / "learned.safetensors", deterministic=True)
     (tmp_path / "file").touch()
     arguments = ["simulate", "tiny.yaml", "--router", "learned.safetensors", "--json", "-"]
     done = subprocess.run(

@@ -12,10 +12,11 @@ from kit.documents import Memo
 from kit.errors import WorkError
 from policies.vocabulary import Provenance
 from scenarios.executors.validation_plan import Campaign, FinishedRun, PlannedRun, ValidationPlan
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.scenario_keys import ValidateSection
 from scenarios.job import validation_stage
 from scenarios.job.job_stages import Run
-from scenarios.job.validation_stage import validate_world
+from scenarios.job.validation_stage import validate_experiment
 from scenarios.metrics.fidelity import (
     MIN_IMAGES,
     ValidationDocument,
@@ -29,7 +30,6 @@ from scenarios.metrics.run_result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.show.summary_table import format_summary
 from scenarios.show.validation_table import require_hopeful
-from scenarios.world.resolved_scenario import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_of, summary, validation_run
@@ -47,14 +47,14 @@ def result(latency_s: float, images: int = MIN_IMAGES, **changes: Any) -> Result
 
 
 def run(simulated_s: float, hardware_s: float, images: int = MIN_IMAGES, **place: Any) -> ValidationRun:
-    return validation_run(result(simulated_s, images), result(hardware_s, images, mode="hardware"), **place)
+    return validation_run(result(simulated_s, images), result(hardware_s, images, mode="executors"), **place)
 
 
 @pytest.mark.parametrize(
     ("simulated_s", "hardware_s", "is_far"), [(1.4, 1.0, False), (1.6, 1.0, True), (1.0, 1.9, False), (1.0, 2.1, True)]
 )
 def test_far_is_an_error_of_more_than_half(simulated_s: float, hardware_s: float, is_far: bool) -> None:
-    """As tables have it: relative to the hardware, of either sign."""
+    """As tables have it: relative to executors, of either sign."""
     assert bool(far_runs([run(simulated_s, hardware_s)])) is is_far
 
 
@@ -73,9 +73,9 @@ def test_what_tells_nothing_of_a_profile_is_left_out() -> None:
     few = run(1.0, 3.0, MIN_IMAGES - 1)
     saturated, down, twin_down, empty_run = (run(1.0, 3.0) for _ in range(4))
     saturated["kind"] = "saturated"
-    down["hardware"]["restarts"] = [DOWN]  # type: ignore[list-item]
+    down["executors"]["restarts"] = [DOWN]  # type: ignore[list-item]
     twin_down["simulated"]["restarts"] = [DOWN]  # type: ignore[list-item]
-    empty_run["hardware"]["images"]["completed"] = 0
+    empty_run["executors"]["images"]["completed"] = 0
     for each in (few, saturated, down, twin_down, empty_run):
         assert far_runs([each, each]) == []
     assert len(far_runs([few, saturated, run(1.0, 3.0)])) == 1
@@ -102,13 +102,13 @@ def test_the_message_says_what_why_and_what_to_do() -> None:
 
 
 class Bench:
-    """A validation of three routers on hardware that is so many times slower than its profiles."""
+    """A validation of three routers on executors that is so many times slower than its profiles."""
 
     def __init__(self, here: Path, slowness: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("world", "hardware", "run"):
+        for name in ("experiment", "executors", "run"):
             (here / name).mkdir()
-        self.world: World = opened(here / "world", 1.0)
-        self.hardware: World = opened(here / "hardware", slowness)
+        self.experiment: Experiment = opened(here / "experiment", 1.0)
+        self.executors: Experiment = opened(here / "executors", slowness)
         self.said: list[str] = []
         self.folder = RunFolder(here / "run", self.said.append)
         self.asked: list[PlannedRun] = []
@@ -116,15 +116,15 @@ class Bench:
         monkeypatch.setattr(validation_stage, "validate_runs", self._runs)
 
     def _runs(self, *given: Any, finished: tuple[ValidationRun, ...], **_: Any) -> Iterator[FinishedRun]:
-        simulate, serve = side(self.world, []), side(self.hardware, self.asked, "hardware")
+        simulate, serve = side(self.experiment, []), side(self.executors, self.asked, "executors")
         yield from Campaign(given[3], simulate, serve, finished).carry_out()
 
     def validate(self, routers: tuple[str, ...] = ROUTERS, **given: Any) -> ValidationDocument:
-        """How many hardware runs it made stands in `asked`."""
+        """How many executor runs it made stands in `asked`."""
         self.asked.clear()
-        plan = ValidationPlan.of(self.world, routers, ValidateSection.model_validate(given))
+        plan = ValidationPlan.of(self.experiment, routers, ValidateSection.model_validate(given))
         with self.folder.opened():
-            return validate_world(run_of(self.folder, routers), self.world, plan, "0" * 12)
+            return validate_experiment(run_of(self.folder, routers), self.experiment, plan, "0" * 12)
 
     @property
     def memo(self) -> Memo:
@@ -139,7 +139,7 @@ def test_a_hopeless_validation_stops_and_tells_the_same_again(tmp_path: Path, mo
     assert [each.router for each in bench.asked] == ["random", "jsq"]
     assert was_stopped(found)
     assert [pair["router"] for pair in found["pairs"]] == ["random", "jsq"]
-    assert (tmp_path / "run" / "hardware" / "jsq-seed0" / "result.json").is_file()
+    assert (tmp_path / "run" / "executors" / "jsq-seed0" / "result.json").is_file()
     assert bench.validate()["far_apart"] == found["far_apart"]
     assert bench.asked == []
     assert "Far apart" not in format_summary(None, found), "the command's error says it"
@@ -154,11 +154,11 @@ def test_a_hopeless_validation_stops_and_tells_the_same_again(tmp_path: Path, mo
 
 
 def test_a_validation_near_its_simulation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And when it is resumed on hardware that got slow meanwhile it still does: it has passed."""
+    """And when it is resumed on executors that got slow meanwhile it still does: it has passed."""
     bench = Bench(tmp_path, 1.1, monkeypatch)
     assert bench.validate(("random",)).get("far_apart") is None
     (tmp_path / "slow").mkdir()
-    bench.hardware = opened(tmp_path / "slow", 4.0)
+    bench.executors = opened(tmp_path / "slow", 4.0)
     assert bench.validate().get("far_apart") is None
     assert [each.router for each in bench.asked] == ["jsq", "sticky"]
 

@@ -1,4 +1,4 @@
-"""Both worlds side by side: predicted ranges, errors and rankings, by hand."""
+"""simulation and executors side by side: predicted ranges, errors and rankings, by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from scenarios.show.validation_table import (
 from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
-HARDWARE: Any = {"mode": "hardware", "engine": "torch"}
+HARDWARE: Any = {"mode": "executors", "engine": "torch"}
 
 
 def result(router: str, latency_s: float, seed: int = 0, **changes: Any) -> Result:
@@ -60,7 +60,7 @@ def result(router: str, latency_s: float, seed: int = 0, **changes: Any) -> Resu
 
 
 def pair(router: str, simulated_s: float, hardware_s: float, seed: int = 0, **place: Any) -> ValidationRun:
-    """One router's run in both worlds."""
+    """One router's run in simulation and on executors."""
     return validation_run(result(router, simulated_s, seed), result(router, hardware_s, seed, **HARDWARE), **place)
 
 
@@ -87,7 +87,7 @@ def test_errors_are_relative_to_hardware() -> None:
 
 
 def test_modelled_power_has_no_error_of_energy() -> None:
-    """Where the hardware's power is modelled, its errors are null, and the reason is given."""
+    """Where the executors' power is modelled, its errors are null, and the reason is given."""
     found = validate_results([pair("a", 1, 1)], Provenance.MODELLED)
     assert found["pairs"][0]["error_pct"]["energy_per_image"] is None
     assert "energy" not in found["rows"][0]["error_pct"]
@@ -111,16 +111,16 @@ def test_a_row_is_over_repeats() -> None:
     """Mean, Student's interval, least and most of what was measured; the bias is of the predicted median."""
     (row,) = validated(*repeats("a", 1.0, [0.9, 1.0, 1.1]), ranges={("a", None, 0): spanning(0.9, 1.2, 1.3)})["rows"]
     t = stats.t.ppf(0.975, 2)
-    hardware = row["hardware"]["latency_mean"]
-    assert hardware["mean"] == pytest.approx(1.0)
-    assert hardware["ci95"] == pytest.approx(t * 0.1 / 3**0.5)
+    executors = row["executors"]["latency_mean"]
+    assert executors["mean"] == pytest.approx(1.0)
+    assert executors["ci95"] == pytest.approx(t * 0.1 / 3**0.5)
     assert dict(row["measured"]["latency_mean"] or {}) == pytest.approx({"least": 0.9, "most": 1.1})
     assert row["error_pct"]["latency_mean"] == pytest.approx(20)
     assert (row["seeds"], row["repeats"]) == ([0], 3)
 
 
 @pytest.mark.parametrize(
-    ("hardware", "ranges", "inside", "case"),
+    ("executors", "ranges", "inside", "case"),
     [
         ([1.0] * 5, (0.9, 1.0, 1.1), 5, "inside"),
         ([0.9, 1.0, 1.1, 1.2, 1.0], (0.9, 1.0, 1.1), 4, "inside"),
@@ -130,9 +130,9 @@ def test_a_row_is_over_repeats() -> None:
         ([2.0] * 5, (0.7, 1.0, 1.3), 0, "outside"),
     ],
 )
-def test_a_prediction_is_a_range(hardware: list[float], ranges: Any, inside: int, case: str) -> None:
+def test_a_prediction_is_a_range(executors: list[float], ranges: Any, inside: int, case: str) -> None:
     """Honest ranges of 90 % hold fewer than 3 of 5 values with a chance of 1 %; a wide one is of little use."""
-    found = validated(*repeats("a", 1.0, hardware), ranges={("a", None, 0): spanning(*ranges)})
+    found = validated(*repeats("a", 1.0, executors), ranges={("a", None, 0): spanning(*ranges)})
     (row,) = found["rows"]
     assert row["coverage"]["latency_p99"] == {"inside": inside, "of": 5, "least": 3}
     assert row["case"]["latency_p99"] == case
@@ -164,7 +164,7 @@ def test_so_many_values_at_least_lie_in_honest_ranges(number: int) -> None:
 def test_a_range_of_new_runs_holds_nine_tenths_of_further_ones(draw: str) -> None:
     """Of any distribution."""
     values = getattr(np.random.default_rng(0), draw)(size=(5_000, NEW_RUNS + 1))
-    found = [range_of_new_runs(each[:-1].tolist()) for each in values]
+    found = [range_of_new_runs(value[:-1].tolist()) for value in values]
     held = [of is not None and of["low"] <= each[-1] <= of["high"] for of, each in zip(found, values, strict=True)]
     assert np.mean(held) == pytest.approx(0.9, abs=0.02)
     assert range_of_new_runs([None] * NEW_RUNS) is None
@@ -184,7 +184,7 @@ def test_a_range_holds_its_median_and_narrows_with_the_root_of_the_images(values
 def test_the_stage_that_differs_most_is_named() -> None:
     run = pair("a", 1.0, 1.0)
     run["simulated"]["stages_s"] = {"transfer": 0.3, "queue": 0.5, "run": 0.2}
-    run["hardware"]["stages_s"] = {"transfer": 0.1, "queue": 0.6, "run": 0.2}
+    run["executors"]["stages_s"] = {"transfer": 0.1, "queue": 0.6, "run": 0.2}
     found = farthest_stage(validated(run)["rows"][0])
     assert found is not None
     assert found[0] == "transfer"
@@ -192,7 +192,7 @@ def test_the_stage_that_differs_most_is_named() -> None:
 
 
 def test_rankings_are_by_load_and_only_separated_pairs_count() -> None:
-    """b and c are alike on the hardware and swapped in simulation: tau suffers, tau over separated pairs does not."""
+    """b and c are alike on executors and swapped in simulation: tau suffers, tau over separated pairs does not."""
     runs = [
         *repeats("a", 1.0, [0.99, 1.01, 1.0], load=0.5),
         *repeats("b", 2.1, [1.9, 2.1, 2.0], load=0.5),
@@ -218,15 +218,15 @@ def test_repeats_of_one_seed_are_no_new_evidence() -> None:
     """Two seeds, repeated exactly: the interval is that of two values, however often they were repeated; so for pairs
     of routers."""
     runs = [
-        pair(router, 1.0 if router == "a" else 1.1, hardware, seed, repeat=n)
+        pair(router, 1.0 if router == "a" else 1.1, executors, seed, repeat=n)
         for n in range(6)
         for router, by_seed in (("a", (1.0, 3.0)), ("b", (1.1, 3.6)))
-        for seed, hardware in enumerate(by_seed)
+        for seed, executors in enumerate(by_seed)
     ]
     found = validated(*runs)
     row = found["rows"][0]
-    assert row["hardware"]["latency_mean"]["mean"] == pytest.approx(2.0)
-    assert row["hardware"]["latency_mean"]["ci95"] == pytest.approx(stats.t.ppf(0.975, 1) * 2**0.5 / 2**0.5)
+    assert row["executors"]["latency_mean"]["mean"] == pytest.approx(2.0)
+    assert row["executors"]["latency_mean"]["ci95"] == pytest.approx(stats.t.ppf(0.975, 1) * 2**0.5 / 2**0.5)
     assert found["ranking"][0]["separated_pairs"] == 0
 
 
@@ -237,17 +237,18 @@ def test_single_runs_separate_nothing() -> None:
 
 
 def saturated(
-    router: str, simulated: float, hardware: float, growths: tuple[float, float] = (0.5, 0.5)
+    router: str, simulated: float, executors: float, growths: tuple[float, float] = (0.5, 0.5)
 ) -> ValidationRun:
     results: list[Any] = [result(router, 1.0), result(router, 1.0, **HARDWARE)]
-    for each, rate in zip(results, (simulated, hardware), strict=True):
+    for each, rate in zip(results, (simulated, executors), strict=True):
         each["throughput_img_s"] = rate
-    grown: Any = dict(zip(("simulated", "hardware"), growths, strict=True))
+    grown: Any = dict(zip(("simulated", "executors"), growths, strict=True))
     return validation_run(*results, kind="saturated", rate_img_s=500, backlog_growth=grown)
 
 
 def test_saturated_throughput() -> None:
-    """Promised within 2 %; where both worlds kept up with the arrivals nothing is judged; who kept up is said."""
+    """Promised within 2 %; where simulation and executors kept up with the arrivals nothing is judged; who kept up is
+    said."""
     runs = [
         saturated("a", 203, 200),
         saturated("b", 230, 200, (0.01, 0.2)),
@@ -275,29 +276,29 @@ def test_each_load_has_its_table() -> None:
     assert low.title == "load 0.3 (30.0 images/s), 2 runs a router on executors"
     assert high.title.startswith("load 0.8 (80.0 images/s)")
     row = dict(zip((column.title for column in low.columns), low.rows[0], strict=True))
-    worlds = [row[f"mean latency {world} ms"] for world in ("predicted", "measured")]
-    assert (row["router"], *worlds) == ("a", "1000 (900-1050)", "1050 (1000-1100)")
+    tiny = [row[f"mean latency {experiment} ms"] for experiment in ("predicted", "measured")]
+    assert (row["router"], *tiny) == ("a", "1000 (900-1050)", "1050 (1000-1100)")
     assert (row["mean latency inside"], row["mean latency error %"]) == ("1 of 2", "-4.8")
 
 
-def test_stages_of_both_worlds_stand_in_one_cell() -> None:
+def test_stages_of_both_experiments_stand_in_one_cell() -> None:
     """Milliseconds, simulated before executors; a stage that no run has is none; without any, no row."""
     stages: dict[str, float] = dict.fromkeys(("router_wait", "decision", "transfer"), 0.001)
     stages |= dict.fromkeys(("queue", "load", "dispatch", "run", "lost"), 0.002)
     run = pair("a", 1, 1)
     assert stages_table(validated(run)["rows"]).rows == []
-    run["simulated"]["stages_s"], run["hardware"]["stages_s"] = stages, {**stages, "lost": 0.003}
+    run["simulated"]["stages_s"], run["executors"]["stages_s"] = stages, {**stages, "lost": 0.003}
     (row,) = stages_table(validated(run)["rows"]).rows
     assert row == ["a", *["1.00/1.00"] * 3, "-/-", *["2.00/2.00"] * 4, "2.00/3.00"]
 
 
 def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any) -> ValidationRun:
-    """A pair during whose hardware run others took so much."""
+    """A pair during whose executor run others took so much."""
     return pair(router, 1, 1, background_load={"programs": programs, "stolen": stolen}, **place)
 
 
 def taken(router: float, worker: float, cores: float, **place: Any) -> ValidationRun:
-    """A pair during whose hardware run its own processes took so much."""
+    """A pair during whose executor run its own processes took so much."""
     found = record(request(0, 3, 1.0), ended_s=20, cpu=CpuUse(router, worker, cores))
     return validation_run(result("a", 1), summary(found, router="a", **WINDOW, **HARDWARE), **place)
 
@@ -305,7 +306,7 @@ def taken(router: float, worker: float, cores: float, **place: Any) -> Validatio
 def late(p99_s: float, **place: Any) -> ValidationRun:
     """A pair whose emulated passes of a second were seen to end so late."""
     found = pair("a", 1, 1, **place)
-    found["hardware"]["lateness_s"] = {"p50": 0.0, "p99": p99_s, "mean_pass": 1.0}
+    found["executors"]["lateness_s"] = {"p50": 0.0, "p99": p99_s, "mean_pass": 1.0}
     return found
 
 
@@ -353,14 +354,14 @@ def test_what_is_in_no_simulation_is_told_of_the_run_that_had_most(
 def test_a_saturated_run_is_marked_alike(make: Callable[..., ValidationRun], head: str, cell: str) -> None:
     share = (0.95, 0.0, 0.0) if make is taken else (0.95,)
     found = validated(
-        pair("b", 1, 1), make(*share, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
+        pair("b", 1, 1), make(*share, kind="saturated", backlog_growth={"simulated": 1.0, "executors": 1.0})
     )
     assert cell_of(saturation_tables(found)[0], head) == cell
     assert found["busy"] is (make is loaded)
 
 
 def test_a_result_says_what_its_processes_took() -> None:
-    starved, calm = taken(0.2, 0.0, 0.95)["hardware"], taken(0.2, 0.0, 0.3)["hardware"]
+    starved, calm = taken(0.2, 0.0, 0.95)["executors"], taken(0.2, 0.0, 0.3)["executors"]
     assert "beware      the router took 20.00 % of a core; the fullest of their cores 95.00 %" in format_result(starved)
     assert "CPU         the router took" in format_result(calm)
     assert "of a core" not in format_result(result("a", 1))
@@ -382,11 +383,11 @@ def test_the_middle_load_is_one_of_them(loads: list[float]) -> None:
 @pytest.mark.parametrize(
     "simulated, hardware, is_named", [(16, 16, False), (16, 31, True), (20, 19, False), (3, 0, True)]
 )
-def test_loads_that_the_other_side_did_not_have_are_named(simulated: int, hardware: int, is_named: bool) -> None:
+def test_loads_that_the_other_side_did_not_have_are_named(simulated: int, executors: int, is_named: bool) -> None:
     """Something else was served there; a tenth apart is the timing of a server that is short of memory."""
     run = pair("a", 1.0, 1.0)
     run["simulated"]["servers"][0]["loads"] = simulated
-    run["hardware"]["servers"][0]["loads"] = hardware
+    run["executors"]["servers"][0]["loads"] = executors
     warnings = [line for line in disturbance_warnings(validated(run)) if line.startswith("Other loads")]
     assert len(warnings) == is_named
     if is_named:

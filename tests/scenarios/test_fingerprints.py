@@ -120,15 +120,15 @@ def fingerprints(
             found[name] = fingerprint
             raise _Asked
 
-    world: Any = SimpleNamespace(decision_parts=lambda _: charged, dials=dials or {})
+    experiment: Any = SimpleNamespace(decision_parts=lambda _: charged, dials=dials or {})
     stages: list[Callable[[Run], object]] = [
         network_stages.make_model,
         network_stages.make_accuracy,
         profile_stages.make_profiles,
         profile_stages.make_serving,
-        lambda job: training_stage.make_routers(job, world, ["ppo"]),
-        lambda job: comparing_stage.compare(job, world),
-        lambda job: validation_stage.validate(job, world),
+        lambda job: training_stage.make_routers(job, experiment, ["ppo"]),
+        lambda job: comparing_stage.compare(job, experiment),
+        lambda job: validation_stage.validate(job, experiment),
     ]
     for stage in stages:
         with contextlib.suppress(_Asked):

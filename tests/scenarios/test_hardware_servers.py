@@ -9,19 +9,19 @@ import pytest
 from hw.device_settings import DeviceSpec
 from hw.router.server_port import HardwareServer
 from scenarios.executors.executor_runs import hardware_servers, on_own_cores, warm_batches
-from scenarios.world.scenario_building import load_world
-from tests import worlds
-from tests.hw.worlds import params
+from scenarios.experiment.scenario_building import load_experiment
+from tests import tiny
+from tests.hw.tiny import params
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 
 def test_sensors_are_what_profiles_say(tmp_path: Path) -> None:
     """Each is read with its profile's period."""
     path = write_scenario(tmp_path)
-    slow = worlds.profile("slow", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=0.5)
+    slow = tiny.profile("slow", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=0.5)
     slow = slow.model_copy(update={"sensor": slow.sensor.model_copy(update={"period_s": 0.5})})
     (tmp_path / "slow.yaml").write_text(slow.to_yaml())
-    servers = hardware_servers(load_world(path))
+    servers = hardware_servers(load_experiment(path))
     assert [server.name for server in servers] == ["fast", "slow"]
     assert {server.context_idle_w for server in servers} == {slow.power.context_idle_w}
     assert [server.sensor_period_s for server in servers] == [0.05, 0.5]
@@ -41,7 +41,9 @@ def test_sensors_are_what_profiles_say(tmp_path: Path) -> None:
 def test_gpus_have_cores_to_themselves_where_there_are_enough(
     devices: tuple[str | tuple[int, ...], ...], machine: int, cores: list[tuple[int, ...]]
 ) -> None:
-    specs = [DeviceSpec(kind="cuda") if each == "cuda" else DeviceSpec(cores=tuple(map(int, each))) for each in devices]
+    specs = [
+        DeviceSpec(kind="cuda") if device == "cuda" else DeviceSpec(cores=tuple(map(int, device))) for device in devices
+    ]
     servers = [HardwareServer(f"s{place}", spec, params(), 0.0, 0.0) for place, spec in enumerate(specs)]
     assert [server.device.cores for server in on_own_cores(servers, range(machine))] == cores
 

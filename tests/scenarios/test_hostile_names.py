@@ -22,7 +22,7 @@ from scenarios.terminal.screen import exit_code
 from sim.device_profile import Profile
 from slimsched.launching import Terminal
 from slimsched.results import CommandResult
-from tests import worlds
+from tests import tiny
 from tests.scenarios.folders import run_folder
 
 EVIL = "_$a_b$<img src=x onerror=no()>\"'&amp;{{7*7}}\x1b[31m\x00\n"
@@ -77,7 +77,7 @@ def hostile(path: Path, name: str) -> Page:
 
 def named(name: str) -> Profile:
     """A profile with that name, of a device with that name."""
-    profile = worlds.profile(segments=2)
+    profile = tiny.profile(segments=2)
     device = profile.device.model_copy(update={"name": name})
     return profile.model_copy(update={"name": name, "device": device})
 
@@ -127,7 +127,7 @@ def drawn(figure: Figure) -> list[str]:
 def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
     """Every chart that says names, by what it shows."""
     colors = charts.router_colors(names)
-    times = [charts.Latencies(name, world, [0.1, 0.2]) for name in names for world in charts.WORLDS]
+    times = [charts.Latencies(name, experiment, [0.1, 0.2]) for name in names for experiment in charts.SIDES]
     accuracy, cost = MEASURES["accuracy"], MEASURES["latency_mean_s"]
     rows = [
         {
@@ -135,7 +135,7 @@ def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
             "is_flagged": False,
             "accuracy": {"mean": 0.7 + 0.1 * index, "ci95": None},
             "latency_s": {"mean": {"mean": 1.0 + index, "ci95": None}},
-            "stages_s": {"simulated": {"run": 0.1}, "hardware": {"run": 0.2}},
+            "stages_s": {"simulated": {"run": 0.1}, "executors": {"run": 0.2}},
         }
         for index, name in enumerate(names)
     ]

@@ -31,8 +31,8 @@ def test_each_name_is_one_that_commands_take(
     """All that ships is among them, with a word on each."""
     monkeypatch.chdir(tmp_path)
     found = listed(capsys)
-    names = {kind: [each["name"] for each in entries] for kind, entries in found.items()}
-    assert all(each["about"] and each["ships"] for entries in found.values() for each in entries)
+    names = {kind: [entry["name"] for entry in entries] for kind, entries in found.items()}
+    assert all(entry["about"] and entry["ships"] for entries in found.values() for entry in entries)
     files = [path for folder in ("", "live/", "scale/") for path in SHIPPED_SCENARIOS.glob(f"{folder}*.yaml")]
     assert sorted(str(scenario_file(Path(name))) for name in names["scenarios"]) == sorted(map(str, files))
     assert load_scenario(scenario_file(Path("live/bursts"))).name == "live-bursts"

@@ -20,31 +20,31 @@ from scenarios.runs.folder import RunFolder
 from scenarios.runs.run_store import INCARNATIONS_FILE, LOG_FILE, read_incarnations, read_log, write_cores, write_run
 from sim.simulated_cluster import Simulation
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.replay.logs import apart
 from tests.scenarios.folders import summary
 
 NS = 1_000_000_000
-PLACE = "hardware/random-seed0"
-SPEC = worlds.cluster()
+PLACE = "executors/random-seed0"
+SPEC = tiny.cluster()
 NAMES = [server.name for server in SPEC.servers]
 
 
 @pytest.fixture(scope="module")
 def made() -> tuple[Result, RunRecord]:
     """A run in which the first server dies for good, its logs as real executors keep them."""
-    plan = worlds.run(
+    plan = tiny.run(
         SPEC,
-        worlds.poisson_s(150, 0.3),
+        tiny.poisson_s(150, 0.3),
         0.3,
         keep_log=True,
         faults=(Outage(0, NS // 10, None),),
         drain_limit_ns=60 * NS,
     )
-    record = Simulation(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(0))
+    record = Simulation(SPEC, plan).run(tiny.Uniform(), np.random.default_rng(0))
     logs = apart(record.log)
     record = dataclasses.replace(record, log=logs.router, worker_logs=logs.incarnations)
-    return summary(record, mode="hardware"), record
+    return summary(record, mode="executors"), record
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_logs_that_do_not_fit_are_told(
 def test_logs_of_an_earlier_run_in_its_place_go(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
     """A user's file stays."""
     result, record = made
-    elsewhere = "hardware/random-load0.8-seed0"
+    elsewhere = "executors/random-load0.8-seed0"
     write_run(folder, result, record, point="load0.8")
     mine = folder / PLACE / "events-mine.jsonl.gz"
     mine.write_text("a user's own")

@@ -17,7 +17,7 @@ from hw.networks.network_training import TrainingParams
 from hw.subprocesses import apart, here
 from kit.errors import InputError
 from scenarios.job.network_stages import evaluated, runner_for, trained
-from tests.hw.worlds import TINY_NETWORK, tiny_model
+from tests.hw.tiny import TINY_NETWORK, tiny_model
 
 SMALL = TrainingParams(epochs=1, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
 

@@ -12,7 +12,7 @@ from hw.networks.network_files import save_model
 from kit.plugins import REFUSING
 from scenarios.job import main_job
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios.files import write_scenario
 from tests.scenarios.own_network import DigitsPerceptron
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "network.yaml").write_text(NETWORK)
     of_a_set = NETWORK.replace("dataset: digits", "dataset: 'refused_set:Net'").replace("'refused_net:Net'", "digits")
     (tmp_path / "set.yaml").write_text(of_a_set)
-    (tmp_path / "measured.yaml").write_text(worlds.measured("m").to_yaml())
+    (tmp_path / "measured.yaml").write_text(tiny.measured("m").to_yaml())
     named = (tmp_path / "tiny.yaml").read_text().replace("[random, jsq]", "[random, 'refused_router:Net']")
     (tmp_path / "router.yaml").write_text(named)
     torch.manual_seed(0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError
+from scenarios.experiment.scenario_building import make_experiment
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.world.scenario_building import make_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -59,8 +59,8 @@ def test_it_is_found_where_the_user_is_and_decides(
 
 def test_a_class_that_is_another_where_a_run_is_made_is_refused(folder: Path) -> None:
     """What it is told by is its code."""
-    world = make_world(load_scenario(write(folder, FINE)), folder)
-    maker = world.router_maker("mine:Mine")
+    experiment = make_experiment(load_scenario(write(folder, FINE)), folder)
+    maker = experiment.router_maker("mine:Mine")
     (folder / "mine.py").write_text((folder / "mine.py").read_text() + "ANOTHER = 1\n")
     with pytest.raises(InputError, match="'mine:Mine' is other code here"):
-        maker.make(world.context)
+        maker.make(experiment.context)

@@ -17,6 +17,7 @@ import pytest
 import slimsched
 from hw.networks.accuracy_table import Evaluation
 from kit.documents import read_json, write_json
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.metrics.result_documents import Carried, Outcome, Plan, PlannedRouter
 from scenarios.metrics.slo import Slo, has_floor
 from scenarios.metrics.statistics import NEW_RUNS, MeanInterval
@@ -32,7 +33,6 @@ from scenarios.runs.router_planning import (
 )
 from scenarios.show.answers import answers
 from scenarios.show.plan_table import format_plan, short_plan
-from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_answers import CLEAR, validation
@@ -90,7 +90,7 @@ def test_a_tie_is_called_one(made: tuple[Path, Plan]) -> None:
     assert f"a tie with {', '.join(plan.tied)}: their ranges overlap" in text
     chosen = plan.of(plan.choice)
     assert chosen is not None
-    alike = replace(plan, routers=tuple(replace(each, carried=chosen.carried) for each in plan.routers))
+    alike = replace(plan, routers=tuple(replace(router, carried=chosen.carried) for router in plan.routers))
     assert "times as much" in text
     assert "times as much" not in words_of(alike)
     assert f"a tie with {plan.choice}" in words_of(alike)
@@ -114,7 +114,7 @@ def test_what_nothing_keeps_is_told_with_what_comes_nearest(
     assert main([*words, "--json", str(tmp_path / "plan.json")]) == 1
     text = " ".join(capsys.readouterr().out.split())
     routers = read_json(tmp_path / "plan.json")["routers"]
-    keeping = [each["outcome"] for each in routers if each["outcome"]["accuracy"]["mean"] >= 0.8 - 0.001 - 1e-9]
+    keeping = [router["outcome"] for router in routers if router["outcome"]["accuracy"]["mean"] >= 0.8 - 0.001 - 1e-9]
     least = min(keeping, key=lambda outcome: (max(0.01, outcome["unserved"]), outcome["latency_p99_s"]["mean"]))
     assert re.search(rf"nearest is \S+: p99 {1000 * least['latency_p99_s']['mean']:.2f} ms", text)
     assert "lower the rate" not in text
@@ -220,10 +220,10 @@ def test_a_lost_device_carries_nothing(made: tuple[Path, Plan]) -> None:
     path, plan = made
     load, lost = plan.changes
     assert (load.what, load.carried, lost.what) == ("load", None, "fast")
-    world = load_world(path)
-    assert fastest_device(world) == ("fast",)
-    trial = Trial(world, Slo(0.8, 0.1), (3,), "compiled", 0.5)
-    routers, _ = candidates(world, trial.slo, ["jsq"], path.parent)
+    experiment = load_experiment(path)
+    assert fastest_device(experiment) == ("fast",)
+    trial = Trial(experiment, Slo(0.8, 0.1), (3,), "compiled", 0.5)
+    routers, _ = candidates(experiment, trial.slo, ["jsq"], path.parent)
     for router in routers:
         both, one = trial.carried(router), trial.carried(router, ("fast",))
         if one is not None:
@@ -245,8 +245,8 @@ def test_one_server_has_nothing_to_lose(tmp_path: Path) -> None:
         tmp_path, "  - {name: slow, profile: slow.yaml, link: {latency_s: 0.1ms, bandwidth_bytes_s: 1e9}}\n"
     )
     plan = slimsched.plan(path, ["jsq"], out=tmp_path / "run", changes={"slo.floor": 0.8})
-    assert [each.what for each in plan.changes] == ["load"]
-    assert [(each.server, round(each.share, 9)) for each in plan.servers] == [("fast", 1.0)]
+    assert [change.what for change in plan.changes] == ["load"]
+    assert [(server.server, round(server.share, 9)) for server in plan.servers] == [("fast", 1.0)]
 
 
 def row(router: str, keeps: bool, carried_img_s: float | None, p99_s: float, joules: float = 1.0) -> PlannedRouter:
@@ -305,19 +305,19 @@ def test_a_floor_between_members_that_may_differ_by_chance_is_told(floor: float 
     names = {0.25: "small", 0.5: "resnet18 int8", 1.0: "resnet18"}
     model = SimpleNamespace(labels=(*names.values(),), name_of=names.__getitem__)
     device = SimpleNamespace(profile=SimpleNamespace(model=model))
-    world: Any = SimpleNamespace(
+    experiment: Any = SimpleNamespace(
         accuracy=SimpleNamespace(evaluation=evaluation), cluster=SimpleNamespace(devices=[device])
     )
-    told = floor_doubt(world, Slo(floor))
+    told = floor_doubt(experiment, Slo(floor))
     said = "resnet18 (73.3%) and resnet18 int8 (72.9%) are not significantly different on 240 images"
     assert (said in told) is is_told
     model.labels = ()
-    assert floor_doubt(world, Slo(floor)) == "", "widths of one network are mixed"
+    assert floor_doubt(experiment, Slo(floor)) == "", "widths of one network are mixed"
 
 
 def test_the_single_width_keeps_the_floor(made: tuple[Path, Plan]) -> None:
     """The narrowest first segment that is accurate enough; full width itself is none."""
-    world = load_world(made[0])
+    experiment = load_experiment(made[0])
     for floor, wanted in ((0.7, (0.5, 0.5)), (0.8, {(0.5, 1.0), (1.0, 0.5)}), (0.9, None)):
-        found = best_single(world, Slo(floor))
+        found = best_single(experiment, Slo(floor))
         assert found in wanted if isinstance(wanted, set) else found == wanted

@@ -9,14 +9,14 @@ import pytest
 
 from kit.documents import Memo
 from scenarios.executors.validation_plan import ValidationPlan
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.scenario_keys import ValidateSection
 from scenarios.job import validation_stage
 from scenarios.job.validation_stage import length_advice, predictions_of
 from scenarios.metrics.statistics import Range
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.simulated_runs import PredictedRun, RunOptions, predict, run_simulation, simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 from tests.scenarios.folders import run_of
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "paper-live-quick.yaml"
@@ -25,13 +25,13 @@ ROUTERS = ("jsq", "sticky")
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return load_world(SCENARIO)
+def experiment() -> Experiment:
+    return load_experiment(SCENARIO)
 
 
-def test_replicas_have_the_same_arrivals_and_other_latencies(world: World) -> None:
+def test_replicas_have_the_same_arrivals_and_other_latencies(experiment: Experiment) -> None:
     replicas: list[RunOptions] = [OPTIONS, {**OPTIONS, "replica": 0}, {**OPTIONS, "replica": 1}]
-    runs = [run_simulation(world, world.router("jsq"), "jsq", 0, **of)[1].requests for of in replicas]
+    runs = [run_simulation(experiment, experiment.router("jsq"), "jsq", 0, **of)[1].requests for of in replicas]
     arrivals = [sorted(request.arrived_ns for request in requests) for requests in runs]
     assert arrivals[0] == arrivals[1] == arrivals[2]
     ends = [tuple(sorted(request.finished_ns for request in requests)) for requests in runs]
@@ -39,19 +39,19 @@ def test_replicas_have_the_same_arrivals_and_other_latencies(world: World) -> No
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_a_replica_is_the_same_on_both_engines(world: World, router: str) -> None:
+def test_a_replica_is_the_same_on_both_engines(experiment: Experiment, router: str) -> None:
     reference: RunOptions = {"duration_s": 1.0, "warmup_s": 0.0, "replica": 3}
     compiled: RunOptions = {**reference, "engine": "compiled"}
-    found = [simulate_metrics(world, world.router(router), router, 0, **of) for of in (reference, compiled)]
+    found = [simulate_metrics(experiment, experiment.router(router), router, 0, **of) for of in (reference, compiled)]
     assert found[0]["latency_s"] == found[1]["latency_s"]
 
 
-def test_ranges_are_those_of_the_replicas_in_any_number_of_processes(world: World) -> None:
-    runs = [PredictedRun(world.router_maker(router), 0, 1.0) for router in ROUTERS]
-    alone, together = (dict(predict(world, runs, OPTIONS, jobs, 6)) for jobs in (1, 2))
+def test_ranges_are_those_of_the_replicas_in_any_number_of_processes(experiment: Experiment) -> None:
+    runs = [PredictedRun(experiment.router_maker(router), 0, 1.0) for router in ROUTERS]
+    alone, together = (dict(predict(experiment, runs, OPTIONS, jobs, 6)) for jobs in (1, 2))
     assert alone == together
     several: list[RunOptions] = [{**OPTIONS, "replica": number} for number in range(6)]
-    replicas = [simulate_metrics(world, world.router("jsq"), "jsq", 0, **of) for of in several]
+    replicas = [simulate_metrics(experiment, experiment.router("jsq"), "jsq", 0, **of) for of in several]
     means_s = sorted(result["latency_s"]["mean"] or 0.0 for result in replicas)
     found = alone[0]["latency_mean"]
     assert found is not None
@@ -60,19 +60,19 @@ def test_ranges_are_those_of_the_replicas_in_any_number_of_processes(world: Worl
 
 
 def test_a_prediction_that_is_kept_is_not_made_again(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And an interrupted one continues with what is missing."""
-    plan = ValidationPlan.of(world, ROUTERS, ValidateSection(seeds=(0, 1), duration_s=1.0, warmup_s=0.0))
+    plan = ValidationPlan.of(experiment, ROUTERS, ValidateSection(seeds=(0, 1), duration_s=1.0, warmup_s=0.0))
     asked: list[int] = []
 
-    def counted(world: World, runs: Any, options: RunOptions, jobs: int) -> Any:
+    def counted(experiment: Experiment, runs: Any, options: RunOptions, jobs: int) -> Any:
         asked.append(len(runs))
-        return predict(world, runs, options, jobs, replicas=2)
+        return predict(experiment, runs, options, jobs, replicas=2)
 
     def made(count: int) -> Any:
         kept = Memo(tmp_path / "kept", "")
-        return predictions_of(run_of(RunFolder(tmp_path), ROUTERS), world, plan, plan.pairs()[:count], kept)
+        return predictions_of(run_of(RunFolder(tmp_path), ROUTERS), experiment, plan, plan.pairs()[:count], kept)
 
     monkeypatch.setattr(validation_stage, "predict", counted)
     made(1)
@@ -84,8 +84,8 @@ def test_a_prediction_that_is_kept_is_not_made_again(
     assert len(found) == 4
 
 
-def test_a_run_that_is_long_enough_gets_no_advice(world: World) -> None:
-    plan = ValidationPlan.of(world, ROUTERS, ValidateSection(seeds=(0,), duration_s=3.0, warmup_s=1.0))
+def test_a_run_that_is_long_enough_gets_no_advice(experiment: Experiment) -> None:
+    plan = ValidationPlan.of(experiment, ROUTERS, ValidateSection(seeds=(0,), duration_s=3.0, warmup_s=1.0))
     narrow, wide = ({"latency_p99": Range(low=1 - w, median=1.0, high=1 + w)} for w in (0.09, 0.2))
     assert length_advice(plan, {("jsq", None, 0): narrow}) == ""
     advice = length_advice(plan, {("jsq", None, 0): narrow, ("sticky", None, 0): wide})

@@ -28,7 +28,7 @@ from scenarios.files.scenario_reading import load_scenario
 from scenarios.job import comparing_stage, main_job, network_stages, profile_stages, validation_stage
 from scenarios.metrics import fidelity
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice
 from tests.scenarios.files import write_scenario
 
@@ -63,7 +63,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append("validate")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(validation_stage, "validate_world", note)
+    monkeypatch.setattr(validation_stage, "validate_experiment", note)
     monkeypatch.setattr(preflight, "memory_bytes", lambda device: 8_000_000_000)
     return names
 
@@ -88,7 +88,7 @@ def validate(
     assert old in SCENARIO, f"{old!r} is not in the scenario"
     table = load_accuracy(MODELS / "slimresnet-tiny.accuracy.json")
     assert isinstance(table, Evaluation)
-    model = {**worlds.profile().model.model_dump(mode="json"), "hash": model_hash or table.hash}
+    model = {**tiny.profile().model.model_dump(mode="json"), "hash": model_hash or table.hash}
     errors = [
         {
             "metric": "solo latency",
@@ -100,7 +100,7 @@ def validate(
             "points": 12,
         }
     ]
-    profile = worlds.profile("a", provenance="measured", errors=errors, model=model)
+    profile = tiny.profile("a", provenance="measured", errors=errors, model=model)
     (folder / "a.yaml").write_text(profile.to_yaml())
     (folder / "ready.yaml").write_text(SCENARIO.replace(old, new, 1) if old else SCENARIO)
     return main([verb, str(folder / "ready.yaml"), "--out", str(folder / "run"), *(["--quiet"] if quiet else [])])
@@ -122,7 +122,7 @@ def test_a_core_that_is_not_here_is_told_with_its_servers_name(tmp_path: Path) -
     scenario = load_scenario(
         write_scenario(tmp_path, "profile: slow.yaml", "profile: slow.yaml, device: {cores: [977]}")
     )
-    with pytest.raises(InputError, match="no core 977 for this process; allowed are ") as found:
+    with pytest.raises(InputError, match="no core 977 for this process; expected ") as found:
         preflight.require_devices(scenario)
     assert found.value.key == "cluster.servers.1.device.cores (slow)"
 
@@ -145,7 +145,7 @@ def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
 
 def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
     """The other one is of simulation, where a profile tells it; an emulated device is played from its profile."""
-    (tmp_path / "a.yaml").write_text(worlds.profile("a").to_yaml())
+    (tmp_path / "a.yaml").write_text(tiny.profile("a").to_yaml())
     (tmp_path / "ready.yaml").write_text(SCENARIO.replace("batch_limit: 16", "util_metric: sm, batch_limit: 16"))
     with pytest.raises(InputError, match=r"servers.0.greedy.util_metric.*for simulation alone; use nvml"):
         preflight.require_devices(load_scenario(tmp_path / "ready.yaml"))
@@ -163,7 +163,7 @@ def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
         (
             "cores: [",
             "cores: [98765, ",
-            ["servers.0.device.cores", "98765", f"allowed are {usable_cores()[0]}"],
+            ["servers.0.device.cores", "98765", f"expected {usable_cores()[0]}"],
         ),
         ("device: {", "device: {kind: cuda, index: 77, ", ["cluster.servers.0.device.index", "no cuda:77"]),
         ("vram_cap_gb: 3", "vram_cap_gb: 3.7", ["vram_cap_gb", "8.20 GB together", "8.00 GB"]),

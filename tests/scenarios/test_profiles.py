@@ -17,6 +17,7 @@ from calibrate.measurement_plan import costs_of
 from hw.networks.network_files import Network
 from kit.errors import InputError
 from policies.vocabulary import Provenance
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files import bundled_files
 from scenarios.files.scenario_reading import load_scenario, read_profile, relative_paths
 from scenarios.show.charts import save
@@ -28,12 +29,11 @@ from scenarios.show.profile_charts import (
     utilization_by_batch,
 )
 from scenarios.show.report import profile_page
-from scenarios.world.scenario_building import load_world
 from sim.device_profile import Profile, Range, Slowdown, StatedError
 from sim.host_and_network import HostTable
 from sim.simulated_device import knee
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios.files import write_scenario
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def measured(**changes: Any) -> Profile:
         points=40,
     )
     found = Range(metric="solo latency", quantity="batch size", low=1, high=32)
-    profile = worlds.profile(segments=2, widths=(0.5, 1.0), jitter=(1 + 0.16 * np.linspace(-1, 1, 33)).tolist())
+    profile = tiny.profile(segments=2, widths=(0.5, 1.0), jitter=(1 + 0.16 * np.linspace(-1, 1, 33)).tolist())
     update = {"provenance": Provenance.MEASURED, "errors": (error,), "ranges": (found,), "omitted": ("3 sets",)}
     return profile.model_copy(update={**update, **changes})
 
@@ -104,15 +104,15 @@ def test_a_shipped_profile_names_the_host_that_it_is_served_by(name: str) -> Non
     assert (profile.busy_serving, profile.cpu_work) == (None, None)
 
 
-def test_a_world_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
+def test_a_experiment_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its host is the measured one and its policy takes nothing more; every image pays, to the same nanosecond."""
     path = tmp_path / "shipped.yaml"
     path.write_text(SHIPPED_SCENARIO)
-    world, host = load_world(path), read_profile(Path("rtx-2080-ti")).router_host
+    experiment, host = load_experiment(path), read_profile(Path("rtx-2080-ti")).router_host
     assert host is not None
-    assert (world.cluster.decision_ns, world.cluster.host) == (0, HostTable.of(host))
+    assert (experiment.cluster.decision_ns, experiment.cluster.host) == (0, HostTable.of(host))
     found = []
     for engine in ("simpy", "compiled"):
         assert main(["simulate", str(path), "--router", "jsq", "--engine", engine, "--json", "-"]) == 0
@@ -189,7 +189,7 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
 
 def test_a_datasheet_profile_promises_nothing_and_says_so() -> None:
     """In words and on the page."""
-    profile = worlds.profile(segments=1, widths=(1.0,))
+    profile = tiny.profile(segments=1, widths=(1.0,))
     assert "DERIVED FROM A DATASHEET" in described(profile)
     assert "DERIVED FROM A DATASHEET" in profile_page(profile)
 
@@ -205,7 +205,7 @@ def test_bands_hold_nine_tenths_of_the_repeats_and_the_stated_error() -> None:
     assert np.asarray(low_s) / curve.p50_s == pytest.approx(1 - 0.16 * 0.9, abs=0.006)
     assert np.asarray(high_s) / curve.p50_s == pytest.approx(1 + 0.16 * 0.9, abs=0.006)
     assert stated_solo_error(profile) == pytest.approx(0.02)
-    without = worlds.profile(segments=2, widths=(0.5, 1.0))
+    without = tiny.profile(segments=2, widths=(0.5, 1.0))
     assert band_of_repeats_s(without.latency[0]) == (curve.p50_s, curve.p50_s)
     assert stated_solo_error(without) is None
 
@@ -261,7 +261,7 @@ def test_a_profile_that_was_changed_by_hand_is_told() -> None:
 
 @pytest.mark.parametrize("labels", [("a",), ("a", "a"), ("a", "b", "b")])
 def test_labels_name_each_width_once(labels: tuple[str, ...]) -> None:
-    model = worlds.profile("a", segments=1, widths=(0.5, 1.0)).model
+    model = tiny.profile("a", segments=1, widths=(0.5, 1.0)).model
     given = {**model.model_dump(), "nests": (1, 1)}
     assert type(model)(**given, labels=("a", "b")).name_of(0.5) == "a"
     with pytest.raises(ValueError, match="labels must name each of 2 widths once"):

@@ -60,7 +60,7 @@ def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pyte
     }
     validation = json.loads((folder / "validation.json").read_text())
     for pair in validation["pairs"]:
-        images = pair["hardware"]["images"]
+        images = pair["executors"]["images"]
         assert images["completed"] == images["arrived"] > 50
     clocks = {clock["server"]: clock for clock in validation["clocks"]}
     assert set(clocks) == {"fast", "other", "slow"}

@@ -24,7 +24,7 @@ from scenarios.runs.run_store import (
     write_cores,
     write_run,
 )
-from tests import worlds
+from tests import tiny
 from tests.scenarios.folders import simulated
 
 
@@ -59,7 +59,7 @@ def test_a_log_comes_back_and_replays(tmp_path: Path, run: tuple[object, RunReco
     (path,) = tmp_path.glob(f"*/*/{LOG_FILE}")
     steps = tuple(read_log(path))
     assert steps == record.log
-    cluster = worlds.cluster()
+    cluster = tiny.cluster()
     write_cores(RunFolder(tmp_path), cluster.router, [server.params for server in cluster.servers])
     router, params = read_cores(RunFolder(tmp_path))
     assert (router, params) == (cluster.router, [server.params for server in cluster.servers])
@@ -109,7 +109,7 @@ def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
     monkeypatch.setattr(run_store, "MAX_VALUES", 10)
-    with pytest.raises(InputError, match=r"11 rows of 1 columns; allowed are 10 values"):
+    with pytest.raises(InputError, match=r"11 rows of 1 columns; expected 10 values"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": [1, None], "status": ["a", "b"]}), path)
     assert read_table(path, "arrived_ns", "status") == {"arrived_ns": [1, None], "status": ["a", "b"]}

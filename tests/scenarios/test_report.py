@@ -21,7 +21,7 @@ from scenarios.runs.folder import RunFolder
 from scenarios.show.report import build_report, gather, origin_badge, profile_page, report
 from sim.device_profile import Profile
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios.folders import flagged, leave_undrawn, run_folder
 from tests.scenarios.test_answers import comparison
 
@@ -94,7 +94,9 @@ def test_every_charted_run_can_be_looked_at_in_perfetto(folder: RunFolder, page:
     linked = [address for address in tags.linked if not address.startswith("#")]
     perfetto, files = linked[:4], linked[4:]
     assert perfetto == ["https://ui.perfetto.dev/"] * 4
-    places = [f"{world}/{router}-seed0" for router in ("random", "_ppo_") for world in ("simulation", "hardware")]
+    places = [
+        f"{experiment}/{router}-seed0" for router in ("random", "_ppo_") for experiment in ("simulation", "executors")
+    ]
     assert files == [f"{place}/timeline.json" for place in places]
     held = [gzip.decompress(b64decode(found)) for found in re.findall(r'data-trace="([^"]*)"', page)]
     for file, content in zip(files, held, strict=True):
@@ -243,7 +245,7 @@ def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path)
 @pytest.mark.parametrize("segments", [1, 3])
 def test_any_number_of_segments(segments: int) -> None:
     """A profile of any number of segments and widths has its curves."""
-    page = profile_page(worlds.profile(segments=segments, widths=(0.3, 1.0)))
+    page = profile_page(tiny.profile(segments=segments, widths=(0.3, 1.0)))
     assert f"segment {segments}" in page
     assert f">segment {segments + 1}<" not in page
 
@@ -300,6 +302,6 @@ def test_learning_curves_of_several_seeds_are_one_picture(
         f"warning: {unlike}: other model than in {one}",
     ]
     empty = flagged(tmp_path / "empty")
-    write_text(empty / "profiles" / "a.yaml", worlds.measured("a", segments=2).to_yaml())
+    write_text(empty / "profiles" / "a.yaml", tiny.measured("a", segments=2).to_yaml())
     assert main(["report", one, str(empty.path), "--plot", "x.svg"]) == 2
     assert f"{empty.path}: no router was trained here" in capsys.readouterr().err

@@ -11,13 +11,13 @@ from policies.rules.compass import CompassRule
 from policies.rules.rule_context import ComposedRouter
 from policies.rules.rule_params import LadderRule
 from policies.rules.rule_parts import ControlSpec, Ladder
+from scenarios.experiment.scenario_building import load_experiment
+from scenarios.experiment.scenario_routers import deciding_in
 from scenarios.files.router_files import display_name, learned_among, write_rule
 from scenarios.files.scenario_reading import load_scenario, relative_paths
-from scenarios.world.scenario_building import load_world
-from scenarios.world.scenario_routers import deciding_in
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
-from tests.scenarios.test_engines import save_router, world_of
+from tests.scenarios.test_engines import experiment_of, save_router
 
 RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), micro_batch_size=8, made_by={"seed": 1})
 
@@ -37,7 +37,7 @@ def test_a_scenario_names_rules_beside_it(tmp_path: Path) -> None:
     assert named == str(tmp_path / "rules" / "mine.rule.yaml")
     assert display_name(named) == "mine"
     assert relative_paths(scenario, tmp_path).compare.routers[1] == "rules/mine.rule.yaml"
-    router = load_world(path).router(named)
+    router = load_experiment(path).router(named)
     assert isinstance(router, ComposedRouter)
     assert isinstance(router.width, Ladder)
     assert router.width.rungs == (RULE.rungs,)
@@ -74,9 +74,9 @@ def test_a_file_has_the_name_in_tables_that_it_is_given(tmp_path: Path, capsys: 
 
 def test_who_has_learned_says_its_file_and_not_its_name(tmp_path: Path) -> None:
     """What gradients or a search left in it: of any name, and of the names that a run gives its own."""
-    world = world_of(tmp_path)
-    save_router(world, tmp_path / "jsq.safetensors", deterministic=True)
-    save_router(world, tmp_path / "router.safetensors", deterministic=True)
+    experiment = experiment_of(tmp_path)
+    save_router(experiment, tmp_path / "jsq.safetensors", deterministic=True)
+    save_router(experiment, tmp_path / "router.safetensors", deterministic=True)
     rules = {"compass.rule.yaml": LadderRule(), "ladder.rule.yaml": CompassRule()}
     for name, rule in rules.items():
         write_rule(tmp_path / name, rule)
@@ -103,7 +103,7 @@ def test_a_router_that_was_tuned_for_another_way_of_deciding_is_told(
     """By what a decision costs, if it is half as dear again, and by what may be held; a little dearer is the same."""
     path = with_rule(tmp_path)
     rule = tmp_path / "rules" / "mine.rule.yaml"
-    here = deciding_in(load_world(path).cluster)
+    here = deciding_in(load_experiment(path).cluster)
     for changes, told in (
         ({}, False),
         ({"decision_s": 1.2 * here["decision_s"]}, False),

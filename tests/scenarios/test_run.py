@@ -40,7 +40,7 @@ STAGES = {
     "calibrate_device": profile_stages,
     "measure_serving": profile_stages,
     "train_router": training_stage,
-    "validate_world": validation_stage,
+    "validate_experiment": validation_stage,
 }
 
 
@@ -96,10 +96,10 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
     pairs = read_json(job.folder / "validation.json")["pairs"]
     assert [pair["router"] for pair in pairs] == ["random", "ppo"]
     for pair in pairs:
-        for world in ("simulated", "hardware"):
-            images = pair[world]["images"]
+        for experiment in ("simulated", "executors"):
+            images = pair[experiment]["images"]
             assert images["arrived"] == images["completed"] > 30
-        assert pair["simulated"]["images"]["arrived"] == pair["hardware"]["images"]["arrived"]
+        assert pair["simulated"]["images"]["arrived"] == pair["executors"]["images"]["arrived"]
         assert 0.0 <= pair["background_load"]["programs"] <= 1.0
     assert main(["replay", str(job.folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
@@ -111,4 +111,4 @@ def test_a_users_network_goes_through_the_whole_job(job: Finished) -> None:
     assert len(table.tuples) == 4
     assert min(table.top1().values()) > 0.5
     for pair in read_json(job.folder / "validation.json")["pairs"]:
-        assert pair["hardware"]["accuracy"] > 0.5  # served labels are those of the trained network
+        assert pair["executors"]["accuracy"] > 0.5  # served labels are those of the trained network

@@ -43,13 +43,13 @@ from policies.interfaces import RouterConfig
 from policies.ppo.ppo_router import PPORouter
 from policies.rules.rule_params import LadderRule
 from policies.vocabulary import RequestArrived
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.bundled_files import SHIPPED_SCENARIOS
 from scenarios.files.router_files import write_rule
 from scenarios.job.serve_stage import ModelOrders, _OperatorOrders, _served, _stopping, endless_policy
 from scenarios.runs.folder import CONTROL, SERVED
-from scenarios.world.scenario_building import load_world
 from slimsched.cli import main
-from tests.hw.worlds import tiny_model
+from tests.hw.tiny import tiny_model
 from tests.policies.ppo.problems import network_of, spec_of, tensors_of
 from tests.scenarios.files import SEGMENTS, WIDTHS
 from tests.scenarios.test_emulated import scenario
@@ -97,9 +97,9 @@ class Served:
     def ingress(self) -> psutil.Process:
         """The one that listens beside the router."""
         (found,) = [
-            each
-            for each in self.processes()
-            if any(at.laddr.port == int(self.port) for at in each.net_connections() if at.status == "LISTEN")
+            process
+            for process in self.processes()
+            if any(at.laddr.port == int(self.port) for at in process.net_connections() if at.status == "LISTEN")
         ]
         return found
 
@@ -165,22 +165,22 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
 
 def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
     """The paper's counts as it was trained; one that keeps goals has no debts of who decided before it."""
-    world = load_world(scenario(tmp_path, 1, 1), tmp_path / "run")
+    experiment = load_experiment(scenario(tmp_path, 1, 1), tmp_path / "run")
     folder = SimpleNamespace(path=tmp_path / "run")
-    job: Any = SimpleNamespace(folder=folder, scenario=world.scenario, model_to_serve=None)
+    job: Any = SimpleNamespace(folder=folder, scenario=experiment.scenario, model_to_serve=None)
     journal = Journal(lambda _: None, as_json=False)
-    asked = _OperatorOrders(job, ModelOrders(job, world, journal), "compass", world.cluster.router, journal)
+    asked = _OperatorOrders(job, ModelOrders(job, experiment, journal), "compass", experiment.cluster.router, journal)
     for takes_over in (False, True):
         policy: Any = asked.policy("compass", takes_over=takes_over)
         assert getattr(policy, "_policy", policy).control.takes_over == takes_over
-    of_classes = load_world(SHIPPED_SCENARIOS / "classes.yaml", tmp_path / "other")
+    of_classes = load_experiment(SHIPPED_SCENARIOS / "classes.yaml", tmp_path / "other")
     with_classes: Any = endless_policy(of_classes, "compass", tmp_path, of_classes.cluster.router, takes_over=True)
     assert [each.takes_over for each in getattr(with_classes, "_policy", with_classes).control.all] == [True, True]
     spec = spec_of(2)
     learned = PPORouter(spec, tensors_of(network_of(spec)))
-    other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
+    other: Any = SimpleNamespace(router=lambda *_: learned, scenario=experiment.scenario)
     models = ModelOrders(job, other, journal)
-    endless: Any = _OperatorOrders(job, models, "ppo", world.cluster.router, journal).policy("ppo")
+    endless: Any = _OperatorOrders(job, models, "ppo", experiment.cluster.router, journal).policy("ppo")
     assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
 
 
@@ -403,8 +403,8 @@ def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interr
     states = [each for each in told if each["event"] != "remark"]
     ready = ["starting", "server_up", "server_up", "ready"]
     late = ["request_late"] * 2
-    assert [each["event"] for each in states] == [*ready, "goals", *late, "request_failed", "stopping"]
-    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, trace, None]
+    assert [state["event"] for state in states] == [*ready, "goals", *late, "request_failed", "stopping"]
+    assert [state.get("traceparent") for state in states] == [None] * 5 + [trace, trace, trace, None]
     assert (states[4]["p99_limit_s"], states[7]["reason"], code) == (1e-4, "deadline", 0)
     assert all(datetime.fromisoformat(each["time"]).tzinfo == UTC for each in told)
 
@@ -459,8 +459,8 @@ def test_without_grpcs_packages_it_says_what_to_install(
 def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its commands and its program, but for the port; and what is shown as printed is printed."""
     blocks = steps(SERVING)
-    (start, load, *_) = [each.text.split() for each in blocks if each.language == "console"]
-    (program,) = [each.text for each in blocks if each.language == "python"]
+    (start, load, *_) = [block.text.split() for block in blocks if block.language == "console"]
+    (program,) = [block.text for block in blocks if block.language == "python"]
     assert start[:2] == ["slimsched", "serve"]
     with serving(start[2:], tmp_path) as served:
         program = program.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}")
@@ -469,7 +469,7 @@ def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert main(["load", served.url, *load[3:-1], "1s"]) == 0
         assert "lag" in capsys.readouterr().out
         said = [words(line) for line in (served.said + done.stdout).splitlines()]
-        shown = [line for each in blocks if each.language == "text" for line in each.text.splitlines()]
+        shown = [line for block in blocks if block.language == "text" for line in block.text.splitlines()]
         assert [line for line in shown if not any(words(line) - {"8000"} <= each for each in said)] == []
         metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
         named = re.findall(r"`(slimsched_\w+)", SERVING.read_text(encoding="utf-8"))
@@ -495,7 +495,7 @@ def test_a_request_is_served_as_its_class(tmp_path: Path) -> None:
         assert infer(served.url)[1]["widths"] == wide
         with pytest.raises(HTTPError) as refused:
             infer(served.url, "tin")
-        assert (refused.value.code, b"allowed are gold, bronze" in refused.value.read()) == (400, True)
+        assert (refused.value.code, b"expected gold, bronze" in refused.value.read()) == (400, True)
         found = slimsched.generate_load(served.url, rate=50, duration_s=2, classes=("gold=1", "bronze=3")).document
         counts = {name: each["answered"] for name, each in found["classes"].items()}
         assert found["answered"] == found["requests"] == sum(counts.values())
@@ -514,7 +514,7 @@ def test_a_request_is_served_as_its_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["gold", "=1", "gold=0", "gold=x", "gold=-1", "gold=inf"])
 def test_a_mix_that_is_none_is_told(wrong: str) -> None:
-    with pytest.raises(InputError, match="allowed is NAME=NUMBER"):
+    with pytest.raises(InputError, match="expected NAME=NUMBER"):
         slimsched.generate_load("http://127.0.0.1:1/v2/models/x", classes=(wrong,))
 
 

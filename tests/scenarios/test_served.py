@@ -152,13 +152,13 @@ def test_where_everybody_is_marked_nobody_wins() -> None:
 # ---------------------------------------------------------------------------------------------------------- validations
 
 
-def pair(router: str, simulated: dict[str, Any], hardware: dict[str, Any], **place: Any) -> ValidationRun:
-    real = result(router, mode="hardware", engine="torch", **hardware)
+def pair(router: str, simulated: dict[str, Any], executors: dict[str, Any], **place: Any) -> ValidationRun:
+    real = result(router, mode="executors", engine="torch", **executors)
     return validation_run(result(router, **simulated), real, **place)
 
 
-def test_a_world_that_leaves_images_is_marked_and_its_row_is_not_judged() -> None:
-    """Shares of both worlds, the reasons in words; the ranking goes on without the router."""
+def test_a_experiment_that_leaves_images_is_marked_and_its_row_is_not_judged() -> None:
+    """Shares of simulation and executors, the reasons in words; the ranking goes on without the router."""
     runs = [pair("a", {}, {}), pair("b", {"failed": 3, "latency_s": 2.0}, {"failed": 50, "latency_s": 2.0}),
             pair("c", {"latency_s": 3.0}, {"latency_s": 0.5})]  # fmt: skip
     ranges: Predictions = {
@@ -169,7 +169,7 @@ def test_a_world_that_leaves_images_is_marked_and_its_row_is_not_judged() -> Non
     assert (a["case"]["latency_mean"], b["case"]["latency_mean"]) == ("inside", None)
     assert b["error_pct"]["latency_mean"] == 0.0
     assert found["coverage"]["latency_mean"] == {"inside": 0, "of": 1, "least": 0}, "a alone is judged"
-    assert b["served"]["hardware"]["failures"] == {"deadline": 0.05}
+    assert b["served"]["executors"]["failures"] == {"deadline": 0.05}
     assert found["ranking"][0]["left_out"] == ["b"]
     assert found["ranking"][0]["pairs"] == 1
     assert found["ranking_tau"] == pytest.approx(-1), "b would have agreed with a"
@@ -188,7 +188,7 @@ def test_a_world_that_leaves_images_is_marked_and_its_row_is_not_judged() -> Non
 
 def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
     """Under way at the horizon stands apart; who sheds is flagged there, too."""
-    growth = {"simulated": 0.2, "hardware": 0.2}
+    growth = {"simulated": 0.2, "executors": 0.2}
     cut = {"end": "cut"}
     runs = [
         pair("a", {"left": 200, **cut}, {"left": 210, **cut}, kind="saturated", rate_img_s=500, backlog_growth=growth),
@@ -208,7 +208,7 @@ def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
 
 
 def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
-    """By router and world, with the seeds, the reasons and what to do; a run that completed one image is none."""
+    """By router and experiment, with the seeds, the reasons and what to do; a run that completed one image is none."""
     require_completed([result("a", failed=999)])
     with pytest.raises(WorkError) as caught:
         require_completed([result("a", failed=990, left=10, seed=seed) for seed in (0, 1)])
@@ -219,7 +219,7 @@ def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
     with pytest.raises(
         WorkError, match=r"'a' completed nothing \(hardware, seed 0\): no image arrived; give duration_s"
     ):
-        require_completed([summary(record(), router="a", mode="hardware", **WINDOW)])
+        require_completed([summary(record(), router="a", mode="executors", **WINDOW)])
 
 
 def test_servers_that_never_came_back_are_told_where_all_is_unfinished() -> None:

@@ -16,10 +16,10 @@ from policies.run_records import BackgroundLoad, CpuWorkCost, RunRecord
 from scenarios.executors import serving_measurement
 from scenarios.executors.executor_runs import RealRun
 from scenarios.executors.serving_measurement import FULL, measure_serving, use_of, with_overheads
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.metrics.run_result import Result
 from scenarios.runs.simulated_runs import run_simulation
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
 from tests.scenarios.files import write_scenario
 
 Ran = tuple[Result, RunRecord]
@@ -28,18 +28,20 @@ Ran = tuple[Result, RunRecord]
 class Host:
     """Its executors are simulated ones, `slower` than their profiles say; `changed` says what is measured of them."""
 
-    def __init__(self, world: World, slower: float = 1.0, changed: Callable[[Ran], Ran] = lambda ran: ran) -> None:
-        self.world = world
+    def __init__(
+        self, experiment: Experiment, slower: float = 1.0, changed: Callable[[Ran], Ran] = lambda ran: ran
+    ) -> None:
+        self.experiment = experiment
         self._slower = slower
         self._changed = changed
         self.runs: list[tuple[RealRun, RunRecord]] = []
 
-    def serve(self, world: World, cluster: object, dataset: object, wanted: RealRun, observer: object) -> Ran:
+    def serve(self, experiment: Experiment, cluster: object, dataset: object, wanted: RealRun, observer: object) -> Ran:
         """As `run_on_hardware` would."""
         found = run_simulation(
-            world, world.router(wanted.router), wanted.router, wanted.seed, duration_s=wanted.duration_s,
+            experiment, experiment.router(wanted.router), wanted.router, wanted.seed, duration_s=wanted.duration_s,
             warmup_s=wanted.warmup_s, scale=wanted.scale, engine="compiled",
-            slowdowns=dict.fromkeys(range(len(world.cluster.devices)), ((0, self._slower),)),
+            slowdowns=dict.fromkeys(range(len(experiment.cluster.devices)), ((0, self._slower),)),
         )  # fmt: skip
         result, record = self._changed(found)
         self.runs.append((wanted, record))
@@ -47,30 +49,30 @@ class Host:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return load_world(write_scenario(tmp_path))
+def experiment(tmp_path: Path) -> Experiment:
+    return load_experiment(write_scenario(tmp_path))
 
 
 def measure(host: Host, monkeypatch: pytest.MonkeyPatch, **options: Any) -> serving_measurement.ServingOverheads:
     monkeypatch.setattr(serving_measurement, "real_cluster", lambda *_: nullcontext())
     monkeypatch.setattr(serving_measurement, "run_on_hardware", host.serve)
-    return measure_serving(host.world, ModelFile(Path("model")), None, 0, **options)
+    return measure_serving(host.experiment, ModelFile(Path("model")), None, 0, **options)
 
 
 @pytest.mark.parametrize("slower", [1.0, 4.0, 25.0])
 def test_it_finds_a_light_load_and_a_busy_one_however_slow_the_host_is(
-    world: World, slower: float, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, slower: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The estimated capacity may be far off: the fullest device tells."""
-    host = Host(world, slower)
+    host = Host(experiment, slower)
     measure(host, monkeypatch, allow_busy=True)
-    light, busy = (use_of(record, world.profiles) for _, record in host.runs[-2:])
+    light, busy = (use_of(record, experiment.profiles) for _, record in host.runs[-2:])
     assert 0.05 < light < 0.3
     assert 0.3 < busy < FULL
 
 
 def test_what_it_cannot_explain_is_measured_again_and_refused_in_words(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that took ten times as long as all that was seen of them: waiting is booked as no cost."""
 
@@ -81,7 +83,7 @@ def test_what_it_cannot_explain_is_measured_again_and_refused_in_words(
         return {**result, "latency_s": latency, "stages_s": stages}, record  # type: ignore[typeddict-item]
 
     said: list[str] = []
-    host = Host(world, changed=late)
+    host = Host(experiment, changed=late)
     with pytest.raises(WorkError, match=r"in 3 tries: at .* ms simulated, .* measured; most apart is `handover`, .*"):
         measure(host, monkeypatch, say=said.append)
     assert len([line for line in said if "measured again" in line]) == 2
@@ -90,13 +92,13 @@ def test_what_it_cannot_explain_is_measured_again_and_refused_in_words(
     assert "does not explain" in said[0]
 
 
-def test_a_try_that_agrees_ends_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_try_that_agrees_ends_it(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    measure(Host(world), monkeypatch, say=said.append)
+    measure(Host(experiment), monkeypatch, say=said.append)
     assert not [line for line in said if "explain" in line]
 
 
-def test_a_host_that_carries_nothing_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_carries_nothing_is_told(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the load, everything is still there at the last arrival."""
 
     def never(ran: Ran) -> Ran:
@@ -105,7 +107,7 @@ def test_a_host_that_carries_nothing_is_told(world: World, monkeypatch: pytest.M
         return result, replace(record, requests=late)
 
     with pytest.raises(WorkError, match=r"no load was found that the executors carry here: at .* images/s"):
-        measure(Host(world, changed=never), monkeypatch)
+        measure(Host(experiment, changed=never), monkeypatch)
 
 
 def replace_end(request: Any, finished_ns: int) -> Any:
@@ -124,35 +126,39 @@ def replace_end(request: Any, finished_ns: int) -> Any:
     ],
 )
 def test_what_serving_costs_is_not_measured_beside_others(
-    load: BackgroundLoad | None, allowed: bool, words: str | None, world: World, monkeypatch: pytest.MonkeyPatch
+    load: BackgroundLoad | None,
+    allowed: bool,
+    words: str | None,
+    experiment: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """More than 30 % of a device is refused, as at a calibration; where it is allowed the profile says so."""
-    host = Host(world, changed=lambda ran: (ran[0], replace(ran[1], background_load=load)))
+    host = Host(experiment, changed=lambda ran: (ran[0], replace(ran[1], background_load=load)))
     if words is None:
         with pytest.raises(InputError, match=r"what serving costs: .* more than 30 %.*calibration\.allow_busy"):
             measure(host, monkeypatch, allow_busy=allowed)
         return
-    profile = with_overheads(world.profiles[0], measure(host, monkeypatch, allow_busy=allowed), 0)
+    profile = with_overheads(experiment.profiles[0], measure(host, monkeypatch, allow_busy=allowed), 0)
     assert profile.device.stamps["interference_serving"] == words
 
 
 def test_a_device_without_cores_is_not_busy_with_what_its_workers_do(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of a GPU's lane waits for the device, and takes all of a core meanwhile."""
-    host = Host(world)
+    host = Host(experiment)
     measure(host, monkeypatch)
     _, record = host.runs[-1]
     at_work = replace(record, cpu_work=(CpuWorkCost(0, "begun", 0, 1, 1, record.ended_ns),))
-    cpu = world.profiles[0]
+    cpu = experiment.profiles[0]
     gpu = cpu.model_copy(update={"device": cpu.device.model_copy(update={"kind": "cuda"})})
     assert use_of(at_work, [gpu] * len(record.servers)) == use_of(record, [gpu] * len(record.servers)) < 1
     assert use_of(at_work, [cpu] * len(record.servers)) > 1
 
 
-def test_no_request_is_given_up_while_it_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_is_given_up_while_it_is_measured(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is anything broken on purpose."""
-    strict = world.scenario.model_copy(update={"deadline_s": 1e-6, "shed": True})
-    host = Host(replace(world, scenario=strict))
+    strict = experiment.scenario.model_copy(update={"deadline_s": 1e-6, "shed": True})
+    host = Host(replace(experiment, scenario=strict))
     measure(host, monkeypatch)
     assert all(request.status == "completed" for _, record in host.runs for request in record.requests)

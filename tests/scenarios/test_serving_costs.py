@@ -17,7 +17,7 @@ from scenarios.executors.serving_costs import SLICE_S, DeviceCosts, ServingCosts
 from scenarios.executors.serving_measurement import with_costs
 from sim.device_profile import Profile
 from sim.device_tables import DeviceTables, compile_tables
-from tests import worlds
+from tests import tiny
 
 US = 1000
 MS = 1000 * US
@@ -29,7 +29,7 @@ REFERENCE_S = 3e-5
 
 
 def device(kind: str = "cpu", **changes: Any) -> DeviceTables:
-    profile = worlds.profile(host_share=1.0, **changes)
+    profile = tiny.profile(host_share=1.0, **changes)
     return compile_tables(profile.model_copy(update={"device": profile.device.model_copy(update={"kind": kind})}), 32)
 
 

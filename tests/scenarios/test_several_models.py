@@ -16,16 +16,16 @@ from kit.errors import InputError
 from kit.random_streams import stream
 from policies.router_names import make_router
 from policies.router_plans import plan_of
-from scenarios.executors.device_calibration import open_loop_world, profile_device
+from scenarios.executors.device_calibration import open_loop_experiment, profile_device
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import make_experiment
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.learn.tune import params_of, require_possible
 from scenarios.runs.fluid_bound import FluidModel, overload_of
 from scenarios.runs.simulated_runs import simulate_metrics
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import make_world
 from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.simulated_cluster import Simulation
-from tests import worlds
+from tests import tiny
 from tests.parity.compare import difference
 
 SEGMENTS, WIDTHS = 2, (0.25, 0.5, 0.75, 1.0)
@@ -53,11 +53,11 @@ warmup_s: 100ms
 
 def write(folder: Path, models: dict[str, tuple[float, ...]] = MODELS) -> Path:
     """The scenario, its profiles and its table: of two models, or of the one that is given."""
-    widths = tuple(width for each in models.values() for width in each)
+    widths = tuple(width for model in models.values() for width in model)
     for name, speed in (("fast", 1.0), ("slow", 0.5)):
-        found = worlds.profile(name, segments=SEGMENTS, widths=widths, batches=(1, 4, 8), speed=speed)
+        found = tiny.profile(name, segments=SEGMENTS, widths=widths, batches=(1, 4, 8), speed=speed)
         counts = {name: len(each) for name, each in models.items()}
-        found = worlds.of_models(found, **counts) if len(models) > 1 else found
+        found = tiny.of_models(found, **counts) if len(models) > 1 else found
         (folder / f"{name}.yaml").write_text(found.to_yaml())
     tuples = [each for one in models.values() for each in product(one, repeat=SEGMENTS)]
     shares = [0.5 + 0.1 * sum(each) for each in tuples]
@@ -70,8 +70,8 @@ def write(folder: Path, models: dict[str, tuple[float, ...]] = MODELS) -> Path:
     return path
 
 
-def world(folder: Path, classes: Any = CLASSES, **changes: Any) -> World:
-    return make_world(load_scenario(write(folder), {"classes": classes, **changes}), folder)
+def experiment(folder: Path, classes: Any = CLASSES, **changes: Any) -> Experiment:
+    return make_experiment(load_scenario(write(folder), {"classes": classes, **changes}), folder)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["random", "jsq", "sticky", "ladder", "slackfit", "lookahead", "compass"])
 def test_images_of_a_class_run_at_widths_of_its_model_alone(folder: Path, name: str) -> None:
     """On both engines, which agree; every image is accounted for."""
-    given = world(folder)
+    given = experiment(folder)
     run = given.run_spec(3)
     records = [
         engine(given.cluster, run).run(make_router(name, given.context), stream(3, "router"))
@@ -109,24 +109,24 @@ def test_images_of_a_class_run_at_widths_of_its_model_alone(folder: Path, name: 
 @pytest.mark.parametrize("name", ["ladder", "compass", "slackfit"])
 def test_each_model_is_served_at_its_own_widths_as_the_load_asks(folder: Path, name: str) -> None:
     """At little load the large model's widest, and at much load its narrowest: never the other's."""
-    given = world(folder)
+    given = experiment(folder)
     for rate_img_s, wanted in ((20.0, 1.0), (12_000.0, 0.5)):
-        busy = world(folder, **{"workload.rate_img_s": rate_img_s})
+        busy = experiment(folder, **{"workload.rate_img_s": rate_img_s})
         record = CompiledSimulation(given.cluster, busy.run_spec(1)).run(
             make_router(name, given.context), stream(1, "router")
         )
-        widths = [width for each in record.requests for width in each.widths if width > 0.25]
+        widths = [width for request in record.requests for width in request.widths if width > 0.25]
         assert np.mean(np.array(widths) == wanted) > 0.5, rate_img_s
 
 
 def test_memory_is_common(folder: Path) -> None:
     """Preloaded, both models' instances are there; where one has no room, one makes room for the other."""
-    given = world(folder)
+    given = experiment(folder)
     every = sum(int(50_000_000 * s * w) for s in (1, 2) for w in WIDTHS) + 100_000_000
     found = simulate_metrics(given, given.router("random"), "random", 0, engine="compiled")
     assert all(server["vram_peak_bytes"] >= every for server in found["servers"])
     small = {"cluster.greedy.preload": "none", "cluster.greedy.vram_cap_gb": 0.21, "classes": CLASSES}
-    short = make_world(load_scenario(write(folder), small), folder)
+    short = make_experiment(load_scenario(write(folder), small), folder)
     found = simulate_metrics(short, short.router("random"), "random", 0, engine="compiled")
     assert sum(server["unloads"] for server in found["servers"]) > 0
     assert {name: each["images"]["failed"] for name, each in found["classes"].items()} == {"a": 0, "b": 0, "c": 0}
@@ -141,7 +141,7 @@ def only(tmp_path: Path, name: str) -> float:
     alone.mkdir()
     path = write(alone, {name: MODELS[name]} if MODELS[name][-1] == 1.0 else MODELS)
     classes = [] if MODELS[name][-1] == 1.0 else [{"name": "b", "model": name, "share": 1.0}]
-    return FluidModel(make_world(load_scenario(path, {"classes": classes}), alone)).capacity_img_s()
+    return FluidModel(make_experiment(load_scenario(path, {"classes": classes}), alone)).capacity_img_s()
 
 
 def test_of_a_mix_a_device_carries_the_harmonic_mean(tmp_path: Path) -> None:
@@ -150,22 +150,22 @@ def test_of_a_mix_a_device_carries_the_harmonic_mean(tmp_path: Path) -> None:
     assert capacities["small"] > 1.3 * capacities["large"]
     for share in (0.1, 0.5, 0.999):
         classes = [{"name": "a", "model": "large", "share": share}, {"name": "b", "model": "small", "share": 1 - share}]
-        found = FluidModel(world(tmp_path, classes)).capacity_img_s()
+        found = FluidModel(experiment(tmp_path, classes)).capacity_img_s()
         assert found == pytest.approx(1 / (share / capacities["large"] + (1 - share) / capacities["small"]), rel=1e-3)
 
 
 def test_no_router_carries_more_than_the_bound(folder: Path) -> None:
-    most = FluidModel(world(folder)).capacity_img_s()
-    assert overload_of(world(folder, **{"workload.rate_img_s": 0.99 * most})) is None
-    assert overload_of(world(folder, **{"workload.rate_img_s": 1.01 * most})) is not None
-    flooded = world(folder, **{"workload.rate_img_s": 3 * most, "end": "cut"})
+    most = FluidModel(experiment(folder)).capacity_img_s()
+    assert overload_of(experiment(folder, **{"workload.rate_img_s": 0.99 * most})) is None
+    assert overload_of(experiment(folder, **{"workload.rate_img_s": 1.01 * most})) is not None
+    flooded = experiment(folder, **{"workload.rate_img_s": 3 * most, "end": "cut"})
     found = simulate_metrics(flooded, flooded.router("ladder"), "ladder", 0, engine="compiled")
     assert 0.3 * most < found["throughput_img_s"] < most
 
 
 def test_the_bound_keeps_each_classs_floor_with_its_own_models_tuples(folder: Path) -> None:
     """The small model knows 55 % at most, so the large one's images can't help it, nor it them."""
-    given = world(folder)
+    given = experiment(folder)
     free, held = FluidModel(given), FluidModel(given, classes=given.scenario.classes)
     assert held.capacity_img_s() == pytest.approx(FluidModel(given, classes=given.scenario.classes).capacity_img_s())
     assert held.capacity_img_s() < 0.95 * free.capacity_img_s()
@@ -182,9 +182,9 @@ def test_executors_make_room_for_the_largest_input_of_any_model() -> None:
 
 
 def test_a_devices_check_serves_each_model(folder: Path) -> None:
-    profile = worlds.profile("gpu", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 8))
-    found = worlds.of_models(profile, small=1, large=3)
-    checked = open_loop_world(found, profile_device(found, "p.yaml"), seed=1)
+    profile = tiny.profile("gpu", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 8))
+    found = tiny.of_models(profile, small=1, large=3)
+    checked = open_loop_experiment(found, profile_device(found, "p.yaml"), seed=1)
     assert checked.cluster.router.models == (MODELS["small"], MODELS["large"])
     assert checked.cluster.router.model_shares == (0.5, 0.5)
 
@@ -209,13 +209,13 @@ def test_a_devices_check_serves_each_model(folder: Path) -> None:
 )
 def test_a_class_that_no_model_serves_is_refused(folder: Path, classes: Any, line: str) -> None:
     with pytest.raises(InputError, match=line):
-        world(folder, classes)
+        experiment(folder, classes)
 
 
 def test_a_class_of_the_only_model_names_none(tmp_path: Path) -> None:
     path = write(tmp_path, {"large": MODELS["large"]})
     with pytest.raises(InputError, match="large; the network is one: leave it out, or join several"):
-        make_world(load_scenario(path, {"classes": [{"name": "a", "share": 1, "model": "large"}]}), tmp_path)
+        make_experiment(load_scenario(path, {"classes": [{"name": "a", "share": 1, "model": "large"}]}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -227,13 +227,13 @@ def test_a_class_of_the_only_model_names_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_router_that_knows_one_model_is_refused(folder: Path, name: str, line: str) -> None:
-    given = world(folder)
+    given = experiment(folder)
     with pytest.raises(InputError, match=line):
         given.router(name)
 
 
 def test_rules_are_not_tuned_for_several_models(folder: Path) -> None:
-    given = world(folder)
+    given = experiment(folder)
     with pytest.raises(InputError, match="a rule is tuned for one model, here are 2"):
         require_possible(given, "ladder", params_of(given))
 

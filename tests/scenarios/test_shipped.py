@@ -20,6 +20,7 @@ from hw.networks.network_files import ModelFile, Network
 from hw.networks.network_training import TrainingParams, evaluate
 from kit.errors import InputError
 from policies.router_kinds import BASELINES, COMPASS
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.bundled_files import FOLDERS, scenario_file
 from scenarios.files.router_files import made_by
 from scenarios.files.scenario_keys import RatesWorkload
@@ -27,7 +28,6 @@ from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.comparing_stage import load_case, read_suite
 from scenarios.job.network_stages import training_params
 from scenarios.runs.fluid_bound import overload_of
-from scenarios.world.scenario_building import load_world
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "scenarios" / "data" / "models"
@@ -127,12 +127,12 @@ def test_every_scenario_reads_and_is_listed(path: Path) -> None:
 @pytest.mark.parametrize("path", REPORTED, ids=lambda path: path.stem)
 def test_a_reported_scenario_can_be_carried_and_is_new_to_what_was_tuned(path: Path) -> None:
     """Its mean rate is within what its cluster can carry; curves are tuned on another day than they are reported on."""
-    world = load_world(path)
-    assert overload_of(world) is None
-    first = 100 if is_replica(world.scenario.name) else 200
-    assert set(world.scenario.compare.seeds) >= set(range(first, first + 10))
-    assert COMPASS in world.scenario.compare.routers or not world.scenario.name.startswith("main-")
-    workload = world.scenario.workload
+    experiment = load_experiment(path)
+    assert overload_of(experiment) is None
+    first = 100 if is_replica(experiment.scenario.name) else 200
+    assert set(experiment.scenario.compare.seeds) >= set(range(first, first + 10))
+    assert COMPASS in experiment.scenario.compare.routers or not experiment.scenario.name.startswith("main-")
+    workload = experiment.scenario.workload
     if isinstance(workload, RatesWorkload):
         assert workload.tuning_file not in (None, workload.file)
 

@@ -21,7 +21,7 @@ from scenarios.show.report import build_report
 from sim.device_tables import ProfileCosts
 from sim.simulated_cluster import ClusterSpec, Simulation
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary
 
@@ -90,7 +90,7 @@ def every_width(view: ClusterView) -> Choice:
 
 
 def cluster(**greedy: Any) -> ClusterSpec:
-    return worlds.cluster(greedy=greedy, router={"outstanding_micro_batches": 1000})
+    return tiny.cluster(greedy=greedy, router={"outstanding_micro_batches": 1000})
 
 
 def context(spec: ClusterSpec) -> SignatureContext:
@@ -100,7 +100,7 @@ def context(spec: ClusterSpec) -> SignatureContext:
 
 def run(rule: Rule, rate_img_s: float, **greedy: Any) -> Result:
     spec = cluster(**greedy)
-    run_spec = worlds.run(spec, worlds.poisson_s(rate_img_s, SECONDS), SECONDS, drain_limit_ns=5 * 10**9)
+    run_spec = tiny.run(spec, tiny.poisson_s(rate_img_s, SECONDS), SECONDS, drain_limit_ns=5 * 10**9)
     record = Simulation(spec, run_spec).run(Ruled(rule), np.random.default_rng(0))
     return summary(record, warmup_s=0.2, horizon_s=SECONDS, prior=spec.prior)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kit import strict
+from scenarios.experiment.scenario_building import estimated_capacity_img_s, load_experiment
 from scenarios.files.scenario_keys import DeviceSection, Scenario, ServerSection
 from scenarios.job import job_stages
 from scenarios.job.job_stages import Run, cuts_text, devices_text, pressure_text
-from scenarios.world.scenario_building import estimated_capacity_img_s, load_world
 from tests.scenarios.files import SCENARIO, write_scenario
 
 
@@ -57,13 +57,13 @@ def test_devices_are_named_with_what_makes_them_unequal(monkeypatch: pytest.Monk
 def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, load: float, words: str) -> None:
     """Of bursts: they must be too much for full width and not for the narrowest, or the run shows little."""
     bursts = f"{{kind: mmpp, load: {load}, burst_factor: 2.5, burst_share: 0.2}}"
-    world = load_world(write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", bursts))
-    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, 0)
-    assert 1.25 * world.capacity_img_s < narrow_img_s < 3 * world.capacity_img_s
-    text = pressure_text(world)
+    experiment = load_experiment(write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", bursts))
+    narrow_img_s = estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)
+    assert 1.25 * experiment.capacity_img_s < narrow_img_s < 3 * experiment.capacity_img_s
+    text = pressure_text(experiment)
     assert words in text
-    assert f"at most {2.5 * load * world.capacity_img_s:.4g} for a while" in text
-    assert f"{world.capacity_img_s:.4g} at full width and {narrow_img_s:.4g} at the narrowest" in text
+    assert f"at most {2.5 * load * experiment.capacity_img_s:.4g} for a while" in text
+    assert f"{experiment.capacity_img_s:.4g} at full width and {narrow_img_s:.4g} at the narrowest" in text
 
 
 def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ from policies.interfaces import AccuracyPrior
 from policies.router_queue import REFUSED
 from policies.run_records import RequestRecord
 from policies.vocabulary import NS_PER_S, GoalSet
+from scenarios.experiment.scenario_building import load_experiment
+from scenarios.experiment.workloads import TraceSlice
 from scenarios.files.scenario_keys import Scenario
 from scenarios.metrics.slo import Slo, SloAttainment, slo_document, window_edges_ns
 from scenarios.runs.simulated_runs import simulate_metrics
 from scenarios.show.wording import say
-from scenarios.world.scenario_building import load_world
-from scenarios.world.workloads import TraceSlice
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import record, request
@@ -167,24 +167,24 @@ def test_a_scenario_promises_it_and_both_engines_tell_the_same(tmp_path: Path) -
     """The floor of tuning stands for one that `slo` does not name."""
     path = write_scenario(tmp_path)
     path.write_text(path.read_text() + "tuning: {floor: 0.7}\nslo: {p99_limit_s: 12ms}\n")
-    world = load_world(path)
-    assert Slo.of(world.scenario) == Slo(0.7, 0.012)
+    experiment = load_experiment(path)
+    assert Slo.of(experiment.scenario) == Slo(0.7, 0.012)
     found = [
-        simulate_metrics(world, world.router("random"), "random", 0, engine=engine, scale=4.0)
+        simulate_metrics(experiment, experiment.router("random"), "random", 0, engine=engine, scale=4.0)
         for engine in ("simpy", "compiled")
     ]
     assert found[0]["slo_attainment"] == found[1]["slo_attainment"]
     assert found[0]["slo"] == {"floor": 0.7, "p99_limit_s": 0.012, "window_s": 0.3, "windows": 3}
     assert None not in found[0]["slo_attainment"].values()
     path.write_text(path.read_text().replace("{p99", "{floor: 0.9, p99"))
-    assert Slo.of(load_world(path).scenario).floor == 0.9
+    assert Slo.of(load_experiment(path).scenario).floor == 0.9
 
 
 SCHEDULE = "slo: {floor: 0.7, schedule: [{at_s: 0.2, floor: 0.8}, {at_s: 0.6, floor: 0.75}]}\n"
 
 
 def goals_of(path: Path, **changes: Any) -> list[tuple[float, float]]:
-    run = load_world(path).run_spec(0, **changes)
+    run = load_experiment(path).run_spec(0, **changes)
     return [(at_ns / NS_PER_S, goal.floor) for at_ns, goal in run.goals]
 
 
@@ -214,14 +214,14 @@ MIXED = """slo:
 
 def test_what_a_change_does_not_name_stays_as_it_was(tmp_path: Path) -> None:
     path = with_service(tmp_path, MIXED)
-    run = load_world(path).run_spec(0)
+    run = load_experiment(path).run_spec(0)
     assert run.goals == (
         (0, GoalSet(0.0, 30_000_000, 2.0)),
         (200_000_000, GoalSet(0.8, 30_000_000, 2.0)),
         (400_000_000, GoalSet(0.8, 0, 5.0)),
         (600_000_000, GoalSet(0.0, 10_000_000, 5.0)),
     )
-    promised = Slo.of(load_world(path).scenario)
+    promised = Slo.of(load_experiment(path).scenario)
     assert promised == Slo(0.0, 0.03, ((0.2, 0.8, 0.03), (0.4, 0.8, 0.0), (0.6, 0.0, 0.01)))
 
 

@@ -11,7 +11,7 @@ import pytest
 from policies.run_records import RunRecord
 from scenarios.executors.validation_plan import mean_slowdown, observed_slowdowns
 from sim.device_tables import DeviceTables, compile_tables
-from tests import worlds
+from tests import tiny
 
 REFERENCE_S = 3e-5
 SLOWDOWN: dict[str, Any] = {
@@ -21,7 +21,7 @@ SLOWDOWN: dict[str, Any] = {
 
 
 def tables(**changes: Any) -> DeviceTables:
-    return compile_tables(worlds.profile(**changes), 32)
+    return compile_tables(tiny.profile(**changes), 32)
 
 
 def record(*references: tuple[int, int, float], **changes: Any) -> RunRecord:
@@ -52,9 +52,9 @@ def test_one_long_reading_is_an_interrupt() -> None:
 
 def test_a_twin_without_slowdowns_draws_its_own() -> None:
     """The named stream of the profile's spells; with the run's own, the same run again."""
-    spec = worlds.cluster([worlds.profile("a", slowdown=SLOWDOWN)])
-    plain = worlds.run(spec, worlds.poisson_s(50, 2.0), 2.0)
+    spec = tiny.cluster([tiny.profile("a", slowdown=SLOWDOWN)])
+    plain = tiny.run(spec, tiny.poisson_s(50, 2.0), 2.0)
     always_slow = replace(plain, slowdowns={0: ((0, 3.0),)})
-    drawn, slow = (worlds.simulate(spec, run)[1] for run in (plain, always_slow))
+    drawn, slow = (tiny.simulate(spec, run)[1] for run in (plain, always_slow))
     took = [np.mean([r.finished_ns - r.arrived_ns for r in found.requests]) for found in (drawn, slow)]
     assert took[1] > 1.2 * took[0]

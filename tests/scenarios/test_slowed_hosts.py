@@ -17,11 +17,11 @@ import pytest
 from hw.networks.datasets import Dataset, load_dataset
 from kit.errors import WorkError
 from scenarios.executors.serving_measurement import FAR, ServingOverheads, measure_serving
+from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.job_stages import Run
 from scenarios.job.network_stages import make_accuracy, make_model
 from scenarios.job.profile_stages import make_profiles
-from scenarios.world.resolved_scenario import World
 
 pytestmark = [pytest.mark.workers, pytest.mark.release, pytest.mark.timeout(400)]
 
@@ -44,16 +44,16 @@ STOPPED_S = 0.004
 
 @dataclass(frozen=True)
 class Quiet:
-    """A calibrated world, and what serving costs where nothing else runs."""
+    """A calibrated experiment, and what serving costs where nothing else runs."""
 
     job: Run
-    world: World
+    experiment: Experiment
     data: Dataset
     overheads: ServingOverheads
 
     def measure(self) -> ServingOverheads:
         """Again, as things are now."""
-        return measure_serving(self.world, self.job.model_to_serve, self.data, 0, allow_busy=True)
+        return measure_serving(self.experiment, self.job.model_to_serve, self.data, 0, allow_busy=True)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
         make_model(job)
         make_accuracy(job)
         make_profiles(job)
-    world, data = job.world(), load_dataset("digits")
-    return Quiet(job, world, data, measure_serving(world, job.model_to_serve, data, 0, allow_busy=True))
+    experiment, data = job.experiment(), load_dataset("digits")
+    return Quiet(job, experiment, data, measure_serving(experiment, job.model_to_serve, data, 0, allow_busy=True))
 
 
 def _compute() -> None:

@@ -25,7 +25,7 @@ from scenarios.job.network_stages import make_accuracy, make_model
 from scenarios.job.profile_stages import make_profiles
 from scenarios.job.training_stage import make_routers
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 from tests.scenarios import own_network
 
 OWN = "stale_net:DigitsPerceptron"
@@ -68,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
     (here / NET).write_text(Path(own_network.__file__).read_text())
 
     def measured(wanted: Any, **_: Any) -> Any:
-        found = worlds.measured("cpu", segments=2, widths=(0.5, 1.0), batches=(1, 4, 16))
+        found = tiny.measured("cpu", segments=2, widths=(0.5, 1.0), batches=(1, 4, 16))
         weights = header(wanted.file.path)["hash"]
         return found.model_copy(update={"model": found.model.model_copy(update={"hash": weights})})
 
@@ -81,7 +81,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
             make_model(job)
             make_accuracy(job)
             make_profiles(job)
-            make_routers(job, job.world(), ["fixed"])
+            make_routers(job, job.experiment(), ["fixed"])
         shutil.copytree(here, kept, dirs_exist_ok=True)
         yield here, kept
 

@@ -67,8 +67,8 @@ def test_what_ships_is_a_suite() -> None:
     assert len(case_names(given)) == len(given.scenarios) + len(given.drawn)
     for name in given.scenarios:
         case = load_case(given, name)
-        assert case.floor < max(case.world.held_top1.values())
-        assert not {*case.seeds} & {*case.world.scenario.compare.seeds, case.world.scenario.seed}
+        assert case.floor < max(case.experiment.held_top1.values())
+        assert not {*case.seeds} & {*case.experiment.scenario.compare.seeds, case.experiment.scenario.seed}
 
 
 @pytest.fixture

@@ -14,16 +14,16 @@ import pytest
 from kit import checkpoint
 from kit.errors import InputError, WorkError
 from policies.ppo import PPORouter
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import make_experiment
 from scenarios.files.router_files import read_rule
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.job_stages import Run
 from scenarios.job.training_stage import make_routers
 from scenarios.learn import ppo_training as train_module
-from scenarios.learn.ppo import train_world
+from scenarios.learn.ppo import train_experiment
 from scenarios.learn.ppo_training import score_router
 from scenarios.runs.simulated_runs import run_simulation
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import make_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -44,8 +44,8 @@ def write(folder: Path, *changes: tuple[str, str]) -> Path:
     return path
 
 
-def world_of(folder: Path) -> World:
-    return make_world(load_scenario(write(folder)), folder)
+def experiment_of(folder: Path) -> Experiment:
+    return make_experiment(load_scenario(write(folder)), folder)
 
 
 def train(path: Path, *flags: str) -> int:
@@ -57,7 +57,7 @@ def as_run_does(path: Path, said: list[str] | None = None) -> None:
     scenario = load_scenario(path)
     job = Run(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
     with job.folder.opened(path):
-        make_routers(job, make_world(scenario, path.parent / "run"), ["ppo"], says_scores=True)
+        make_routers(job, make_experiment(scenario, path.parent / "run"), ["ppo"], says_scores=True)
 
 
 def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,18 +121,18 @@ def test_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[
         "tuned:fixed",
         "ppo",
     ]
-    by_name = world_of(tmp_path).router("tuned:fixed", run)
-    assert read_rule(files[1]).make(world_of(tmp_path).context).width == by_name.width  # type: ignore[attr-defined]
+    by_name = experiment_of(tmp_path).router("tuned:fixed", run)
+    assert read_rule(files[1]).make(experiment_of(tmp_path).context).width == by_name.width  # type: ignore[attr-defined]
 
 
 def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
     """Its seed is no episode's and no run's of the scenario; its figures are those of that run."""
-    world = world_of(tmp_path)
-    router = world.router("jsq")
-    score = score_router(world, lambda: router, "jsq", 7)
-    assert score["seed"] not in (7, *world.scenario.compare.seeds)
-    assert score["seed"] != score_router(world, lambda: router, "jsq", 8)["seed"]
-    result, record = run_simulation(world, router, "jsq", score["seed"])
+    experiment = experiment_of(tmp_path)
+    router = experiment.router("jsq")
+    score = score_router(experiment, lambda: router, "jsq", 7)
+    assert score["seed"] not in (7, *experiment.scenario.compare.seeds)
+    assert score["seed"] != score_router(experiment, lambda: router, "jsq", 8)["seed"]
+    result, record = run_simulation(experiment, router, "jsq", score["seed"])
     assert score["latency_s"] == result["latency_s"]["mean"]
     assert score["reward"] == pytest.approx(
         sum(b.reward.total for b in record.micro_batches) / len(record.micro_batches)
@@ -141,7 +141,7 @@ def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
 
 def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
     """From its checkpoint, up to the decisions that it lacks."""
-    world, told = world_of(tmp_path), []
+    experiment, told = experiment_of(tmp_path), []
     folder = tmp_path / "training"
 
     def stop(done: int, _: Any) -> None:
@@ -150,8 +150,8 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_world(world, folder, seed=0, on_progress=stop)
-    train_world(world, folder, seed=0, on_progress=lambda done, _: told.append(done))
+        train_experiment(experiment, folder, seed=0, on_progress=stop)
+    train_experiment(experiment, folder, seed=0, on_progress=lambda done, _: told.append(done))
     assert told[1] < told[3] < told[1] + 2 * (told[1] - told[0])  # the third update was told, but not kept
     assert told[2] < told[-1]
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A score that is not the same on both, in any field of the record, fails."""
-    world = world_of(tmp_path)
+    experiment = experiment_of(tmp_path)
     honest = run_simulation
 
     def off_by_one(*arguments: Any, engine: str, **options: Any) -> Any:
@@ -176,7 +176,7 @@ def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(train_module, "run_simulation", off_by_one)
     with pytest.raises(WorkError, match=r"disagree about the trained router's run \(ended_ns\): this is a bug"):
-        score_router(world, lambda: world.router("jsq"), "jsq", 0)
+        score_router(experiment, lambda: experiment.router("jsq"), "jsq", 0)
 
 
 def test_a_damaged_training_is_refused_and_begins_again_without_its_file(tmp_path: Path) -> None:

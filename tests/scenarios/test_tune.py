@@ -19,13 +19,13 @@ from policies.router_kinds import TUNED
 from policies.rules.compass import CompassRule
 from policies.rules.rule_params import BatchingDelaySpec, FixedRule, LadderRule
 from policies.rules.rule_parts import ControlSpec
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.router_scores import Scorer
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.router_files import made_by, read_router
 from scenarios.learn.evaluator import Decisions, Evaluator, TuningParams, lacking, latency_cost
-from scenarios.learn.tune import CrossEntropy, FloorError, options_of, params_of, tune_world
+from scenarios.learn.tune import CrossEntropy, FloorError, options_of, params_of, tune_experiment
 from scenarios.learn.tuned_files import expected_decisions, save_tuned, tuned_text
-from scenarios.world.resolved_scenario import World
-from scenarios.world.router_scores import Scorer
-from scenarios.world.scenario_building import load_world
 from sim.compiled.run_figures import RunScore
 from slimsched.cli import main
 
@@ -58,17 +58,17 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def world(scenario: Path) -> World:
-    return load_world(scenario)
+def experiment(scenario: Path) -> Experiment:
+    return load_experiment(scenario)
 
 
 SLOW_TO_START = {"milp": 0.72, "infaas": 0.74}  # they begin with the cheapest tuple, and a tiny run is over soon
 
 
 @pytest.mark.parametrize("kind", TUNED)
-def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind: str) -> None:
+def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(experiment: Experiment, kind: str) -> None:
     floor = SLOW_TO_START.get(kind, PARAMS.floor)
-    found = tune_world(world, kind, replace(PARAMS, floor=floor))
+    found = tune_experiment(experiment, kind, replace(PARAMS, floor=floor))
     figures = found.figures
     assert figures.accuracy >= floor
     assert figures.mean_s > 0
@@ -91,41 +91,42 @@ def test_classes_of_requests_keep_their_floors_each(tmp_path: Path, kind: str) -
     """Who controls does so by itself, a fixed rule by a tuple for each, and any other treats all as the strictest."""
     path = tmp_path / "classes.yaml"
     path.write_text(yaml.safe_dump({**SCENARIO, "classes": CLASSES}))
-    world = load_world(path)
-    params = replace(PARAMS, decisions=4000, class_floors=params_of(world).class_floors)
+    experiment = load_experiment(path)
+    params = replace(PARAMS, decisions=4000, class_floors=params_of(experiment).class_floors)
     assert params.class_floors == (0.76, 0.74)
-    found = tune_world(world, kind, params)
+    found = tune_experiment(experiment, kind, params)
     scores = [
-        Scorer(world).score(found.spec, Evaluator(world, params, ThreadPoolExecutor(1)).full(n)) for n in range(2)
+        Scorer(experiment).score(found.spec, Evaluator(experiment, params, ThreadPoolExecutor(1)).full(n))
+        for n in range(2)
     ]
     reached = [
-        sum(each.class_images[n] * each.class_accuracies[n] for each in scores)
-        / sum(each.class_images[n] for each in scores)
+        sum(score.class_images[n] * score.class_accuracies[n] for score in scores)
+        / sum(score.class_images[n] for score in scores)
         for n in range(2)
     ]
     assert lacking(scores, params) == pytest.approx(max(100 * (0.76 - reached[0]), 100 * (0.74 - reached[1])))
     if isinstance(found.spec, FixedRule):
         assert found.spec.tuples is not None
-        tuples = [world.accuracy.prior(found.spec.tuples[name]) for name in ("gold", "tin")]
+        tuples = [experiment.accuracy.prior(found.spec.tuples[name]) for name in ("gold", "tin")]
         assert [0.0 <= of - floor < 0.02 for of, floor in zip(tuples, params.class_floors, strict=True)] == [True, True]
     elif kind == "slackfit":
         assert lacking(scores, params) <= 0.02  # points: a step of its target
     else:
         assert found.spec.control == ControlSpec(p99_limit_s=0.0)  # type: ignore[attr-defined]
         assert reached[0] > reached[1]  # so short a run tells little of floors
-    save_tuned(tmp_path / "made.rule.yaml", found, world, "classes")
+    save_tuned(tmp_path / "made.rule.yaml", found, experiment, "classes")
     assert read_router(tmp_path / "made.rule.yaml") is not None
     assert "tuning.floor" not in made_by(tmp_path / "made.rule.yaml")["command"]
 
 
 @pytest.mark.parametrize("kind", ["ladder", "compass", "fixed"])
-def test_what_is_expected_is_about_what_is_spent(world: World, kind: str) -> None:
+def test_what_is_expected_is_about_what_is_spent(experiment: Experiment, kind: str) -> None:
     """In all within a factor of two, each part within one of three; what is told on the way ends with what is spent."""
     params, told = replace(PARAMS, floor=0.75, searches=2, decisions=100_000), list[Decisions]()
-    found = tune_world(world, kind, params, on_progress=told.append)
+    found = tune_experiment(experiment, kind, params, on_progress=told.append)
     assert told[-1] == found.spent
     assert [each.in_all for each in told] == sorted(each.in_all for each in told)
-    expected = expected_decisions(world, kind, params)
+    expected = expected_decisions(experiment, kind, params)
     assert 0.5 < expected.in_all / found.spent.in_all < 2
     for about, made in zip(astuple(expected), astuple(found.spent), strict=True):
         assert made / 3 <= about <= 3 * made
@@ -149,10 +150,10 @@ def test_before_it_begins_tuning_says_how_much_it_will_take(
     assert told["winner"] in [each["of"] for each in told["final_scores"]]
 
 
-def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> None:
+def test_the_same_seed_finds_the_same_and_another_one_another(experiment: Experiment) -> None:
     params = replace(PARAMS, floor=0.75)
-    one, again = tune_world(world, "ladder", params), tune_world(world, "ladder", params)
-    assert one.spec == again.spec != tune_world(world, "ladder", replace(params, seed=1)).spec
+    one, again = tune_experiment(experiment, "ladder", params), tune_experiment(experiment, "ladder", params)
+    assert one.spec == again.spec != tune_experiment(experiment, "ladder", replace(params, seed=1)).spec
 
 
 def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(
@@ -165,7 +166,7 @@ def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(
     assert not (tmp_path / "run" / "milp.rule.yaml").exists()
 
 
-def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_stops_when_it_has_settled(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many decisions are left: here after the third generation."""
     asked: list[int] = []
 
@@ -174,7 +175,7 @@ def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.
         return len(asked) > 3
 
     monkeypatch.setattr(CrossEntropy, "settled", property(settled))
-    found = tune_world(world, "ladder", replace(PARAMS, floor=0.75, decisions=10**9))
+    found = tune_experiment(experiment, "ladder", replace(PARAMS, floor=0.75, decisions=10**9))
     assert len(found.history) == 3
 
 
@@ -192,11 +193,11 @@ def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
     assert latency_cost(scores, PARAMS) == pytest.approx(log(0.01) + 0.2 * log(0.1))
 
 
-def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> None:
+def test_a_floor_beyond_the_best_tuple_says_what_is_possible(experiment: Experiment) -> None:
     with pytest.raises(InputError, match=r"possible is up to 0\.7643"):
-        tune_world(world, "ladder", replace(PARAMS, floor=0.8))
+        tune_experiment(experiment, "ladder", replace(PARAMS, floor=0.8))
     with pytest.raises(InputError, match="ladder"):
-        tune_world(world, "lader", PARAMS)
+        tune_experiment(experiment, "lader", PARAMS)
 
 
 @pytest.mark.parametrize("kind", ["compass", "ladder"])
@@ -253,20 +254,20 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
     assert made_by(tmp_path / "run" / "fixed.rule.yaml")["unserved"] > 0.01
 
 
-def test_a_floor_that_other_runs_miss_is_told(world: World) -> None:
+def test_a_floor_that_other_runs_miss_is_told(experiment: Experiment) -> None:
     """The runs that it was set on say little of others where bursts are few."""
-    tuned = tune_world(world, "ladder", PARAMS)
+    tuned = tune_experiment(experiment, "ladder", PARAMS)
     for others, is_told in ((PARAMS.floor, False), (PARAMS.floor - 0.03, True)):
         scores = [replace(each, figures=replace(each.figures, accuracy=others)) for each in tuned.final_scores]
         text = tuned_text(replace(tuned, final_scores=tuple(scores)))
         assert ("beware: on runs that tuning did not see it has" in text) == is_told
 
 
-def test_the_lists_offer_what_compass_has(world: World) -> None:
+def test_the_lists_offer_what_compass_has(experiment: Experiment) -> None:
     """Holds at the first segment alone and by the router's host."""
-    config = replace(world.context.config, max_batching_delay_ns=20_000_000)
-    evaluator = Evaluator(world, PARAMS, ThreadPoolExecutor(1))
-    evaluator.context = replace(world.context, config=config, micro_batch_ns=100_000)
+    config = replace(experiment.context.config, max_batching_delay_ns=20_000_000)
+    evaluator = Evaluator(experiment, PARAMS, ThreadPoolExecutor(1))
+    evaluator.context = replace(experiment.context, config=config, micro_batch_ns=100_000)
     options = dict(options_of(LadderRule(), evaluator))
     assert BatchingDelaySpec(requests=(8, 1, 1, 1), wait_s=(0.02, 0.0, 0.0, 0.0)) in options["batching_delay"]
     assert BatchingDelaySpec(requests=(8,) * 4, wait_s=(0.005,) * 4) in options["batching_delay"]
@@ -276,13 +277,13 @@ def test_the_lists_offer_what_compass_has(world: World) -> None:
         options["batching_delay"]
     )
     assert {*dict(options_of(CompassRule(), evaluator))} == {"batching_delay", "micro_batch_size"}
-    evaluator.context = replace(world.context, config=replace(config, max_batching_delay_ns=0))
+    evaluator.context = replace(experiment.context, config=replace(config, max_batching_delay_ns=0))
     assert {*dict(options_of(LadderRule(), evaluator))} == {"placement", "micro_batch_size"}
 
 
-def test_the_worse_half_of_a_list_sees_one_run(world: World) -> None:
+def test_the_worse_half_of_a_list_sees_one_run(experiment: Experiment) -> None:
     """By what it had there; the others have a score of each run, in its order."""
-    evaluator = Evaluator(world, PARAMS, ThreadPoolExecutor(1))
+    evaluator = Evaluator(experiment, PARAMS, ThreadPoolExecutor(1))
     runs = [evaluator.trace_slice(f"run {part}", part) for part in range(2)]
     specs = [FixedRule(tuple=(width,) * 4) for width in (1.0, 0.5)] * 2
     scores = evaluator.measure_all(specs, runs, lambda each: each[0].mean_s)
@@ -294,11 +295,11 @@ def test_the_worse_half_of_a_list_sees_one_run(world: World) -> None:
 
 @pytest.mark.parametrize("damage", ["none", "torn"])
 def test_an_interrupted_search_goes_on(
-    world: World, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was measured is not simulated again, and what is found is the same."""
     params, path = replace(PARAMS, floor=0.75), tmp_path / "scores.jsonl"
-    whole, runs = tune_world(world, "ladder", params), list[int]()
+    whole, runs = tune_experiment(experiment, "ladder", params), list[int]()
     one = Scorer.score
 
     def counted(self: Scorer, *arguments: Any) -> Any:
@@ -311,54 +312,54 @@ def test_an_interrupted_search_goes_on(
 
     monkeypatch.setattr(Scorer, "score", counted)
     with pytest.raises(KeyboardInterrupt):
-        tune_world(world, "ladder", params, on_progress=interrupt, memo=Memo(path, "ladder"))
+        tune_experiment(experiment, "ladder", params, on_progress=interrupt, memo=Memo(path, "ladder"))
     before, lost = len(runs), 0
     if damage != "none":
         lines = path.read_bytes().splitlines(keepends=True)
         lost = len(json.loads(lines[-1]))
         path.write_bytes(b"".join(lines[:-1]) + lines[-1][:-9])
     runs.clear()
-    again = tune_world(world, "ladder", params, memo=Memo(path, "ladder"))
+    again = tune_experiment(experiment, "ladder", params, memo=Memo(path, "ladder"))
     assert (again.spec, again.spent, again.history) == (whole.spec, whole.spent, whole.history)
     first = len(runs)
     runs.clear()
-    tune_world(world, "ladder", params, memo=Memo(path, "ladder"))
+    tune_experiment(experiment, "ladder", params, memo=Memo(path, "ladder"))
     assert not runs
     assert before > lost or damage == "none"
     assert first + before - lost == sum(map(len, Memo(path, "ladder").rows))
 
 
-def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
+def test_energy_is_saved_within_the_limit_of_latency(experiment: Experiment) -> None:
     """The same rule, tuned for either: less energy at a p99 within its limit."""
     params = replace(PARAMS, decisions=60_000, seed=1)  # with less both searches end in the same rule
-    quick = tune_world(world, "ladder", params)
+    quick = tune_experiment(experiment, "ladder", params)
     limit_s = 4 * quick.figures.p99_s
-    frugal = tune_world(world, "ladder", replace(params, objective="energy", p99_limit_s=limit_s))
+    frugal = tune_experiment(experiment, "ladder", replace(params, objective="energy", p99_limit_s=limit_s))
     assert frugal.figures.image_j < quick.figures.image_j
     assert frugal.figures.p99_s <= limit_s
 
 
-def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(world: World) -> None:
+def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(experiment: Experiment) -> None:
     """The most accurate one is looked for among all that can be held; where only some can, others serve it narrower."""
-    config = world.cluster.router
-    best = max(world.held_top1, key=lambda widths: world.held_top1[widths])
+    config = experiment.cluster.router
+    best = max(experiment.held_top1, key=lambda widths: experiment.held_top1[widths])
     lacking = tuple(tuple(width != best[-1] or segment < config.segments - 1 for width in config.widths)
                     for segment in range(config.segments))  # fmt: skip
 
-    def holding(*fits: Any) -> World:
-        return replace(world, cluster=replace(world.cluster, router=replace(config, fits=fits)))
+    def holding(*fits: Any) -> Experiment:
+        return replace(experiment, cluster=replace(experiment.cluster, router=replace(config, fits=fits)))
 
     small = holding(*[lacking] * config.servers)
     floor = max(small.held_top1.values()) - 1e-6
-    found = tune_world(small, "fixed", replace(PARAMS, floor=floor))
+    found = tune_experiment(small, "fixed", replace(PARAMS, floor=floor))
     assert isinstance(found.spec, FixedRule)
     assert small.held_top1[found.spec.tuple_ or ()] >= floor
     assert found.figures.accuracy >= floor
     with pytest.raises(InputError, match="most accurate width tuple that the servers can hold; possible is up to"):
-        tune_world(small, "fixed", replace(PARAMS, floor=world.held_top1[best]))
+        tune_experiment(small, "fixed", replace(PARAMS, floor=experiment.held_top1[best]))
     some = holding(*config.fits[:-1], lacking)
     with pytest.raises(FloorError, match=r"fixed: no setting keeps an accuracy of .*; the most was 0\."):
-        tune_world(some, "fixed", replace(PARAMS, floor=world.held_top1[best]))
+        tune_experiment(some, "fixed", replace(PARAMS, floor=experiment.held_top1[best]))
 
 
 def test_a_p99_beyond_its_limit_costs_more_than_any_energy() -> None:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from kit.errors import InputError
 from policies.faults import Crash, Outage
+from scenarios.experiment.resolved_scenario import Experiment
+from scenarios.experiment.scenario_building import load_experiment
+from scenarios.experiment.workloads import TraceSlice, arrivals_ns
 from scenarios.files.scenario_keys import FlashWorkload, RatesWorkload, Workload, WorkloadSection
 from scenarios.files.scenario_reading import load_scenario, relative_paths
-from scenarios.world.resolved_scenario import World
-from scenarios.world.scenario_building import load_world
-from scenarios.world.workloads import TraceSlice, arrivals_ns
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -38,20 +38,21 @@ def write(folder: Path, workload: str, more: str = "") -> Path:
     return path
 
 
-def counts(world: World, halves: int, *, tuning: bool = False) -> list[float]:
+def counts(experiment: Experiment, halves: int, *, tuning: bool = False) -> list[float]:
     """Arrivals in each half second, summed over seeds."""
     runs = [
-        world.arrivals_ns(seed, halves / 2, trace_slice=TraceSlice() if tuning else None) / 1e9 for seed in range(10)
+        experiment.arrivals_ns(seed, halves / 2, trace_slice=TraceSlice() if tuning else None) / 1e9
+        for seed in range(10)
     ]
     return list(np.histogram(np.concatenate(runs), np.arange(halves + 1) / 2)[0] / 10)
 
 
 def test_tuning_plays_another_curve(tmp_path: Path) -> None:
     """The report's curve ends high, the one for tuning begins high; either is played again after its period."""
-    world = load_world(write(tmp_path, CURVE))
-    assert counts(world, 4) == pytest.approx([200, 1800, 200, 1800], rel=0.1)
-    assert counts(world, 2, tuning=True) == pytest.approx([1800, 200], rel=0.1)
-    own = load_world(write(tmp_path, CURVE.replace("tuning_file: tuning.csv, ", "")))
+    experiment = load_experiment(write(tmp_path, CURVE))
+    assert counts(experiment, 4) == pytest.approx([200, 1800, 200, 1800], rel=0.1)
+    assert counts(experiment, 2, tuning=True) == pytest.approx([1800, 200], rel=0.1)
+    own = load_experiment(write(tmp_path, CURVE.replace("tuning_file: tuning.csv, ", "")))
     assert counts(own, 2, tuning=True) == counts(own, 2)
 
 
@@ -67,10 +68,10 @@ def test_paths_of_curves_stay_relative_to_the_file(tmp_path: Path) -> None:
 
 def test_the_mean_rate_of_a_flash_crowd_is_that_of_its_arrivals(tmp_path: Path) -> None:
     """`rate_img_s` is the rate outside the crowd; the mean over the run is what arrives, cut crowds included."""
-    world = load_world(write(tmp_path, FLASH))
-    assert world.rate_img_s == 1000
-    assert world.mean_rate_img_s == pytest.approx(1000 * (1 + 4 * 0.3))
-    assert counts(world, 2) == pytest.approx([500 + 4 * 50, 500 + 4 * 250], rel=0.05)
+    experiment = load_experiment(write(tmp_path, FLASH))
+    assert experiment.rate_img_s == 1000
+    assert experiment.mean_rate_img_s == pytest.approx(1000 * (1 + 4 * 0.3))
+    assert counts(experiment, 2) == pytest.approx([500 + 4 * 50, 500 + 4 * 250], rel=0.05)
     crowd = FlashWorkload(kind="flash", rate_img_s=1, factor=3, at_s=2, rise_s=4, peak_s=5, fall_s=10)
     means = [crowd.mean_factor(duration_s) for duration_s in (1, 2, 4, 6, 11, 21, 42)]
     assert means == pytest.approx([1, 1, 1 + 2 * 0.5 / 4, 1 + 2 * 2 / 6, 1 + 2 * 7 / 11, 1 + 2 * 12 / 21, 1 + 24 / 42])
@@ -80,9 +81,9 @@ def test_the_mean_rate_of_a_flash_crowd_is_that_of_its_arrivals(tmp_path: Path) 
 
 def test_an_excerpt_meets_what_comes_late_in_the_scenario(tmp_path: Path) -> None:
     """Short runs for tuning begin anywhere: some see the crowd and the fault, at their time less the slice's."""
-    world = load_world(write(tmp_path, FLASH, FAULTS))
-    plain = [world.run_spec(seed, duration_s=0.1) for seed in range(30)]
-    runs = [world.run_spec(seed, duration_s=0.1, trace_slice=TraceSlice()) for seed in range(30)]
+    experiment = load_experiment(write(tmp_path, FLASH, FAULTS))
+    plain = [experiment.run_spec(seed, duration_s=0.1) for seed in range(30)]
+    runs = [experiment.run_spec(seed, duration_s=0.1, trace_slice=TraceSlice()) for seed in range(30)]
     assert max(len(run.arrivals_ns) for run in plain) < 160 < 350 < max(len(run.arrivals_ns) for run in runs)
     assert all(run.faults == (Outage(0, 200_000_000, 500_000_000), Crash(1, 600_000_000)) for run in plain)
     met = {len(run.faults) for run in runs}
@@ -94,9 +95,9 @@ def test_an_excerpt_meets_what_comes_late_in_the_scenario(tmp_path: Path) -> Non
         begins_ns = {600_000_000 - at_ns for at_ns in crashes}
         begins_ns |= {500_000_000 - (end_ns or 0) for _, end_ns in outages}
         assert len(begins_ns) <= 1 or max(begins_ns) - min(begins_ns) <= 1
-    whole = world.run_spec(3, trace_slice=TraceSlice())
-    assert whole.faults == world.run_spec(3).faults
-    assert (whole.arrivals_ns == world.run_spec(3).arrivals_ns).all()
+    whole = experiment.run_spec(3, trace_slice=TraceSlice())
+    assert whole.faults == experiment.run_spec(3).faults
+    assert (whole.arrivals_ns == experiment.run_spec(3).arrivals_ns).all()
 
 
 def test_every_kind_of_workload_is_played() -> None:
@@ -149,18 +150,18 @@ def test_a_trace_may_begin_later(tmp_path: Path) -> None:
     """From its own time, in its own unit, on; it must leave something."""
     (tmp_path / "t.csv").write_text("time_s\n" + "".join(f"{1000 + time}\n" for time in (0, 700, 2000, 2500, 9000)))
     text = "{kind: trace, file: t.csv, factor: 1000, from_s: FROM}"
-    world = load_world(write(tmp_path, text.replace("FROM", "1000")))
-    assert world.arrivals_ns(1, 3.0).tolist() == [0, 500_000_000]
+    experiment = load_experiment(write(tmp_path, text.replace("FROM", "1000")))
+    assert experiment.arrivals_ns(1, 3.0).tolist() == [0, 500_000_000]
     with pytest.raises(InputError, match=r"workload\.from_s: is 9001, and the last arrival comes 9000 after the first"):
-        load_world(write(tmp_path, text.replace("FROM", "9001")))
+        load_experiment(write(tmp_path, text.replace("FROM", "9001")))
 
 
 def test_whole_seconds_are_spread_on_request(tmp_path: Path) -> None:
     """Each within its own second, by the run's seed."""
     (tmp_path / "t.csv").write_text("time_s\n" + "7\n8\n8\n9\n" * 100)
-    world = load_world(write(tmp_path, "{kind: trace, file: t.csv, resolution_s: 1, factor: 3}"))
-    assert counts(world, 2) == pytest.approx(
+    experiment = load_experiment(write(tmp_path, "{kind: trace, file: t.csv, resolution_s: 1, factor: 3}"))
+    assert counts(experiment, 2) == pytest.approx(
         [200, 200], rel=0.1
     )  # three seconds in one: halves of 100 + 100, 100 + 100
-    assert len(set(world.arrivals_ns(1, 1.0).tolist())) == 400
-    assert not np.array_equal(world.arrivals_ns(1, 1.0), world.arrivals_ns(2, 1.0))
+    assert len(set(experiment.arrivals_ns(1, 1.0).tolist())) == 400
+    assert not np.array_equal(experiment.arrivals_ns(1, 1.0), experiment.arrivals_ns(2, 1.0))

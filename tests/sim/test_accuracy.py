@@ -14,9 +14,9 @@ TABLE: dict[tuple[float, ...], float] = {(0.5, 0.5): 0.2, (0.5, 1.0): 0.7, (1.0,
 def test_drawn_labels_are_right_as_often_as_the_table_says() -> None:
     """Over 40,000 requests within four standard errors (each at most 0.0025), and the same when asked again."""
     drawn = BernoulliCorrectness(AccuracyPrior(TABLE), 3)
-    for widths, top1 in TABLE.items():
+    for widths, accuracies in TABLE.items():
         right = [drawn.is_correct(request, widths) for request in range(40_000)]
-        assert np.mean(right) == pytest.approx(top1, abs=0.01)
+        assert np.mean(right) == pytest.approx(accuracies, abs=0.01)
         assert right[:100] == [drawn.is_correct(request, widths) for request in range(100)]
 
 

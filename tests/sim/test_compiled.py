@@ -27,14 +27,14 @@ from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.compiled.rollout import Rollouts
 from sim.compiled.row_layout import INSTANCES_FULL, MESSAGES_FULL, MICRO_BATCHES_FULL, RECORDS_FULL, REQUESTS_FULL
 from sim.simulated_cluster import BernoulliCorrectness, ClusterSpec, MatrixCorrectness, RunSpec, Simulation
-from tests import worlds
+from tests import tiny
 
 HIDDEN = (8, 8)
 
 
 def small(**changes: Any) -> tuple[ClusterSpec, RunSpec]:
-    spec = worlds.cluster()
-    return spec, worlds.run(spec, worlds.poisson_s(200, 1.0), 1.0, **changes)
+    spec = tiny.cluster()
+    return spec, tiny.run(spec, tiny.poisson_s(200, 1.0), 1.0, **changes)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -59,7 +59,7 @@ class AllWrong(BernoulliCorrectness):
     [
         ({"keep_log": True}, "log"),
         ({"correctness": OwnLabels()}, "OwnLabels"),
-        ({"correctness": AllWrong(worlds.prior(), 1)}, "AllWrong"),
+        ({"correctness": AllWrong(tiny.prior(), 1)}, "AllWrong"),
         ({"horizon_ns": 20_000 * NS_PER_S}, "longer than 8940 s"),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_it_cannot_do_it_refuses(changes: dict[str, Any], feature: str) -> 
 def test_too_many_width_tuples_are_refused() -> None:
     """Tables by width tuple grow with W^S."""
     widths = tuple((n + 1) / 16 for n in range(16))
-    spec = worlds.cluster([worlds.profile(widths=(0.5, 1.0), segments=2)])
+    spec = tiny.cluster([tiny.profile(widths=(0.5, 1.0), segments=2)])
     many = replace(spec, router=replace(spec.router, segments=5, widths=widths))
     with pytest.raises(UnsupportedScenario, match=r"16\^5 width tuples"):
         program_of(many)
@@ -85,7 +85,7 @@ def test_a_width_tuple_without_labels_stops_the_run_by_name() -> None:
     images = np.zeros(len(run.arrivals_ns), np.int64)
     labels = MatrixCorrectness([(1.0, 1.0, 1.0, 1.0)], np.ones((1, 1), np.bool_), images)
     with pytest.raises(WorkError, match="width tuple"):
-        CompiledSimulation(spec, replace(run, correctness=labels)).run(worlds.Uniform(), np.random.default_rng(0))
+        CompiledSimulation(spec, replace(run, correctness=labels)).run(tiny.Uniform(), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("server", [-1, -2, 3])
@@ -103,12 +103,12 @@ def test_a_server_that_is_none_never_reaches_memory(server: int) -> None:
 def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun with hardly any room, a run has the records of one that never lacked any."""
     slow = {"there_s": 0.001, "back_s": 0.05}
-    profiles = [worlds.profile(name, speed=speed, handover=slow) for name, speed in (("a", 1.0), ("b", 0.7))]
-    spec = worlds.cluster(
+    profiles = [tiny.profile(name, speed=speed, handover=slow) for name, speed in (("a", 1.0), ("b", 0.7))]
+    spec = tiny.cluster(
         profiles, greedy={"scale_trigger": 2}, router={"micro_batch_sizes": (1, 2, 4), "outstanding_micro_batches": 40}
     )
-    run = worlds.run(spec, worlds.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))
-    ample = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
+    run = tiny.run(spec, tiny.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))
+    ample = CompiledSimulation(spec, run).run(tiny.Uniform(), np.random.default_rng(0))
     grown: list[int] = []
     grow = RunRow.grow
 
@@ -125,15 +125,15 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Program, "shape", scarce)
     monkeypatch.setattr(RunRow, "grow", noted)
-    again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
+    again = CompiledSimulation(spec, run).run(tiny.Uniform(), np.random.default_rng(0))
     assert again == ample
     assert {REQUESTS_FULL, INSTANCES_FULL, MICRO_BATCHES_FULL, RECORDS_FULL, MESSAGES_FULL} <= set(grown)
 
 
 def with_limit(outstanding_micro_batches: int) -> tuple[ClusterSpec, RunSpec]:
     """One server that gets more than it can do, so that what is outstanding only grows."""
-    spec = worlds.cluster([worlds.profile()], router={"outstanding_micro_batches": outstanding_micro_batches})
-    return spec, worlds.run(spec, worlds.poisson_s(2000, 0.1), 0.1, end="cut")
+    spec = tiny.cluster([tiny.profile()], router={"outstanding_micro_batches": outstanding_micro_batches})
+    return spec, tiny.run(spec, tiny.poisson_s(2000, 0.1), 0.1, end="cut")
 
 
 def test_a_row_grows_with_the_blocks_in_use_and_not_with_their_limit() -> None:
@@ -193,13 +193,13 @@ def test_a_run_takes_as_many_steps_whatever_the_limit_of_blocks() -> None:
 
 def test_a_back_off_that_64_bits_cannot_double_is_the_longest_one() -> None:
     """Thirty short outages count as deaths in a row; the crash after them waits for the limit, as in the reference."""
-    spec = worlds.cluster()
+    spec = tiny.cluster()
     rules = Supervision(backoff_ns=100 * NS_PER_S, backoff_limit_ns=200 * NS_PER_S, stable_ns=10**6 * NS_PER_S)
     spec = replace(spec, supervision=rules)
     outages = [Outage(0, n * 10_000_000, n * 10_000_000 + 1) for n in range(1, 31)]
-    run = worlds.run(spec, worlds.poisson_s(100, 1.0), 1.0, faults=(*outages, Crash(0, 400_000_000)))
+    run = tiny.run(spec, tiny.poisson_s(100, 1.0), 1.0, faults=(*outages, Crash(0, 400_000_000)))
     ours, theirs = (
-        kind(spec, run).run(worlds.Uniform(), np.random.default_rng(0)) for kind in (Simulation, CompiledSimulation)
+        kind(spec, run).run(tiny.Uniform(), np.random.default_rng(0)) for kind in (Simulation, CompiledSimulation)
     )
     assert ours == theirs
     assert [down.reason for down in ours.downtimes] == [*[PLANNED] * 30, WORKER_DIED]
@@ -212,7 +212,7 @@ def test_a_back_off_that_64_bits_cannot_double_is_the_longest_one() -> None:
 BATCHING_DELAYS_S = (0.002, 0.01)
 PATIENT = {"router": {"max_batching_delay_ns": 20_000_000}}
 both_kinds = pytest.mark.parametrize(
-    ("world", "batching_delays_s"), [({}, ()), (PATIENT, BATCHING_DELAYS_S)], ids=["paper", "holds"]
+    ("experiment", "batching_delays_s"), [({}, ()), (PATIENT, BATCHING_DELAYS_S)], ids=["paper", "holds"]
 )
 
 
@@ -227,10 +227,12 @@ def rollouts(
 
 
 @both_kinds
-def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, batching_delays_s: tuple[float, ...]) -> None:
+def test_a_rollout_is_the_reference_with_the_same_choices(
+    experiment: Any, batching_delays_s: tuple[float, ...]
+) -> None:
     """Every observation, mask and reward of a cluster, for the choices that the policy drew in it."""
-    spec = worlds.cluster(**world)
-    run = worlds.run(spec, worlds.poisson_s(300, 3.0), 3.0, detail=False, end="cut")
+    spec = tiny.cluster(**experiment)
+    run = tiny.run(spec, tiny.poisson_s(300, 3.0), 3.0, detail=False, end="cut")
     many, weights = rollouts(lambda seed: run, spec, batching_delays_s, clusters=1)
     found = many.collect(weights, 0.3, 900)
     made = many._columns  # of one cluster that nothing was carried over to: in the order of its decisions
@@ -264,16 +266,14 @@ def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, batching_d
 
 @both_kinds
 def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
-    world: Any, batching_delays_s: tuple[float, ...]
+    experiment: Any, batching_delays_s: tuple[float, ...]
 ) -> None:
     """Over several collections and episodes, with two threads as with one; a decision to hold is one, too."""
-    spec = worlds.cluster(**world)
+    spec = tiny.cluster(**experiment)
 
     def run_of(seed: int) -> RunSpec:
         crashes = tuple(Crash(server, (50 + 20 * server) * 1_000_000) for server in range(3))
-        return worlds.run(
-            spec, worlds.poisson_s(300, 0.3, seed), 0.3, detail=False, end="cut", seed=seed, faults=crashes
-        )
+        return tiny.run(spec, tiny.poisson_s(300, 0.3, seed), 0.3, detail=False, end="cut", seed=seed, faults=crashes)
 
     totals = []
     for threads in (1, 2):
@@ -294,8 +294,8 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
 
 def test_an_episode_without_a_decision_is_said() -> None:
     """Nobody arrives: nothing can be learned."""
-    spec = worlds.cluster()
-    nobody = worlds.run(spec, [], 1.0, detail=False, end="cut")
+    spec = tiny.cluster()
+    nobody = tiny.run(spec, [], 1.0, detail=False, end="cut")
     many, weights = rollouts(lambda seed: nobody, spec, clusters=1)
     with pytest.raises(WorkError, match="10 episodes in a row ended without a single decision"):
         many.collect(weights, 0.1, 10)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from sim.event_queue import ARRIVAL, HOST, EventQueue, Kind, rank
-from tests import worlds
+from tests import tiny
 
 
 def test_the_same_specs_and_seed_give_the_same_record() -> None:
     """Every record, credit and reading, bit for bit; another seed's jitter gives another run."""
     quantiles = tuple(np.linspace(0.8, 1.6, 33))
-    profiles = [worlds.profile("a", jitter=quantiles), worlds.profile("b", speed=0.5, jitter=quantiles)]
-    spec = worlds.cluster(profiles)
-    runs = [worlds.run(spec, worlds.poisson_s(200, 1.0), 1.0, seed=seed) for seed in (1, 1, 2)]
-    first, again, other = (worlds.simulate(spec, run)[1] for run in runs)
+    profiles = [tiny.profile("a", jitter=quantiles), tiny.profile("b", speed=0.5, jitter=quantiles)]
+    spec = tiny.cluster(profiles)
+    runs = [tiny.run(spec, tiny.poisson_s(200, 1.0), 1.0, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = (tiny.simulate(spec, run)[1] for run in runs)
     assert first == again
     assert first != other
 
@@ -40,7 +40,7 @@ def test_events_of_one_instant_happen_in_rank_order_whatever_the_order_they_were
 
 def test_the_decision_sees_everything_that_happened_at_its_instant() -> None:
     """Two arrivals at one nanosecond are both candidates of the first decision."""
-    spec = worlds.cluster()
-    _, record = worlds.simulate(spec, worlds.run(spec, [0.1, 0.1, 0.1], 0.2, keep_log=True))
+    spec = tiny.cluster()
+    _, record = tiny.simulate(spec, tiny.run(spec, [0.1, 0.1, 0.1], 0.2, keep_log=True))
     asked = [c.view for step in record.log for c in step.commands if type(c).__name__ == "Decide"]
     assert asked[0].candidates == 3

@@ -12,14 +12,14 @@ from policies.observation import ObservationSpec
 from policies.run_records import RunColumns
 from sim.cluster_env import SlimClusterEnv
 from sim.simulated_cluster import RunSpec, Simulation
-from tests import worlds
+from tests import tiny
 
 
 def make_env(horizon_s: float = 1.0) -> SlimClusterEnv:
-    spec = worlds.cluster()
+    spec = tiny.cluster()
 
     def simulate(seed: int) -> Simulation:
-        return Simulation(spec, worlds.run(spec, worlds.poisson_s(300, horizon_s, seed), horizon_s, detail=False))
+        return Simulation(spec, tiny.run(spec, tiny.poisson_s(300, horizon_s, seed), horizon_s, detail=False))
 
     return SlimClusterEnv(simulate, ObservationSpec(power_limits_w=(250.0, 250.0, 250.0)))
 
@@ -62,8 +62,8 @@ def test_same_seed_same_episode() -> None:
 
 def test_masked_choices_are_replaced_and_said() -> None:
     """A width that no memory holds is replaced by the nearest that fits."""
-    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000})  # 100 MB context: segment 4 fits at 0.25 only
-    run = worlds.run(spec, worlds.poisson_s(50, 1.0), 1.0)
+    spec = tiny.cluster(greedy={"vram_cap_bytes": 160_000_000})  # 100 MB context: segment 4 fits at 0.25 only
+    run = tiny.run(spec, tiny.poisson_s(50, 1.0), 1.0)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec(power_limits_w=(250.0,) * 3))
     _, info = env.reset(seed=0)
     seen = []
@@ -77,8 +77,8 @@ def test_masked_choices_are_replaced_and_said() -> None:
 
 def test_the_last_info_tells_what_the_episode_came_to() -> None:
     """The run's figures, of its record; and the share of actions that were masked. An episode begins to count anew."""
-    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000})
-    run = worlds.run(spec, worlds.poisson_s(50, 1.0), 1.0)
+    spec = tiny.cluster(greedy={"vram_cap_bytes": 160_000_000})
+    run = tiny.run(spec, tiny.poisson_s(50, 1.0), 1.0)
 
     def figures(asked: RunSpec, columns: RunColumns) -> dict[str, float]:
         assert asked is run
@@ -107,10 +107,10 @@ def test_the_last_info_tells_what_the_episode_came_to() -> None:
 
 def test_masks_in_a_row_are_those_of_its_parts() -> None:
     """As sb3-contrib wants them: servers, widths that some valid server holds, groups, holds; all where nobody asks."""
-    spec = worlds.cluster(
+    spec = tiny.cluster(
         greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_micro_batches": 1, "max_batching_delay_ns": 10**7}
     )
-    run = worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5)
+    run = tiny.run(spec, tiny.poisson_s(200, 0.5), 0.5)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002,))
     assert env.action_masks().all()
     _, info = env.reset(seed=0)
@@ -139,8 +139,8 @@ def test_a_step_before_a_reset_says_what_to_do() -> None:
 
 def test_an_action_may_be_to_wait() -> None:
     """A fourth index, masked where nobody may be delayed; each decision, holds included, gets its credit once."""
-    spec = worlds.cluster(router={"max_batching_delay_ns": 20_000_000})
-    run = worlds.run(spec, worlds.poisson_s(300, 1.0), 1.0, detail=False)
+    spec = tiny.cluster(router={"max_batching_delay_ns": 20_000_000})
+    run = tiny.run(spec, tiny.poisson_s(300, 1.0), 1.0, detail=False)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002, 0.01))
     _, info = env.reset(seed=0)
     rng, truncated = np.random.default_rng(0), False
@@ -179,6 +179,6 @@ def test_an_action_that_is_none_says_what_is_allowed(action: Any) -> None:
     """In one line; the run goes on with an action that is one."""
     env = make_env()
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"action .*: allowed are .* below \(3, 4, 6\)"):
+    with pytest.raises(ValueError, match=r"action .*: expected .* below \(3, 4, 6\)"):
         env.step(action)
     env.step(np.array([2, 3, 5]))

@@ -41,7 +41,7 @@ from sim.device_profile import Link
 from sim.host_and_network import Attachment
 from sim.simulated_cluster import ClusterSpec, Simulation
 from sim.simulated_device import parts_that_fit
-from tests import worlds
+from tests import tiny
 
 MS = 1_000_000
 RULES = Supervision(
@@ -66,15 +66,15 @@ class ToServer:
 
 def cluster(servers: int = 1, **changes: Any) -> ClusterSpec:
     profile = changes.pop("profile", {})
-    profiles = [worlds.profile(f"p{i}", **profile) for i in range(servers)]
+    profiles = [tiny.profile(f"p{i}", **profile) for i in range(servers)]
     greedy = {"idle_unload_ns": None, **changes.pop("greedy", {})}
-    return dataclasses.replace(worlds.cluster(profiles, jitter=False, greedy=greedy, **changes), supervision=RULES)
+    return dataclasses.replace(tiny.cluster(profiles, jitter=False, greedy=greedy, **changes), supervision=RULES)
 
 
 def simulate(
     spec: ClusterSpec, *faults: Fault, arrivals: Any = (0.0,), horizon_s: float = 4.0, server: int = 0, **changes: Any
 ) -> RunRecord:
-    run = worlds.run(spec, arrivals, horizon_s, faults=faults, keep_log=True, **changes)
+    run = tiny.run(spec, arrivals, horizon_s, faults=faults, keep_log=True, **changes)
     return Simulation(spec, run).run(ToServer(server), np.random.default_rng(0))
 
 
@@ -153,7 +153,7 @@ def test_what_was_on_its_way_from_a_crashed_server_is_lost() -> None:
     spec = cluster(2)
     link = Link(latency_s=0.2, bandwidth_bytes_s=1e9)
     servers = tuple(dataclasses.replace(s, attachment=Attachment(s.name, link)) for s in spec.servers)
-    run = worlds.run(spec, [0.0], 4.0, faults=(Crash(0, 300 * MS),), keep_log=True)
+    run = tiny.run(spec, [0.0], 4.0, faults=(Crash(0, 300 * MS),), keep_log=True)
     record = Simulation(dataclasses.replace(spec, servers=servers), run).run(Onwards(), np.random.default_rng(0))
     (request,) = record.requests
     assert [sent.segment for core in ("server:0", "server:1") for sent in commands(record, RunBatch, core)] == [
@@ -190,7 +190,7 @@ class ThereAndOver:
 def test_what_moves_to_a_hung_server_arrives_and_dies_with_it() -> None:
     """Its source writes into its memory, so it counts as there; its batch never runs, and the image starts again."""
     spec = cluster(2)
-    run = worlds.run(spec, [0.0], 4.0, faults=(Hang(1, 0),), keep_log=True)
+    run = tiny.run(spec, [0.0], 4.0, faults=(Hang(1, 0),), keep_log=True)
     record = Simulation(spec, run).run(ThereAndOver(), np.random.default_rng(0))
     (request,) = record.requests
     assert (request.status, request.retries) == ("completed", 1)
@@ -215,7 +215,7 @@ def test_nothing_leaves_a_hung_server() -> None:
     spec = cluster(2)
     link = Link(latency_s=0.2, bandwidth_bytes_s=1e9)
     servers = tuple(dataclasses.replace(s, attachment=Attachment(s.name, link)) for s in spec.servers)
-    run = worlds.run(spec, [0.0], 4.0, faults=(Hang(1, 300 * MS),), keep_log=True)
+    run = tiny.run(spec, [0.0], 4.0, faults=(Hang(1, 300 * MS),), keep_log=True)
     record = Simulation(dataclasses.replace(spec, servers=servers), run).run(Back(), np.random.default_rng(0))
     moved = events(record, TransferFinished, "router")
     assert [event for _, event in moved if event.source == 1] == []

@@ -34,7 +34,7 @@ from policies.vocabulary import (
 from scenarios.metrics.slo import tuples_run
 from sim.compiled.compiled_simulation import CompiledSimulation
 from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
-from tests import worlds
+from tests import tiny
 from tests.parity.compare import difference
 from tests.parity.scenarios import Scenario
 
@@ -45,8 +45,8 @@ ENGINES: tuple[Callable[[ClusterSpec, RunSpec], Any], ...] = (Simulation, Compil
 @lru_cache
 def cluster() -> ClusterSpec:
     """Three servers that carry some 2,300 images a second at full width, and 3,000 at the floor."""
-    everything = worlds.preload_all(worlds.cluster().devices[0])
-    return worlds.cluster(greedy={"preload": everything}, decision_ns=0, router={"outstanding_micro_batches": 4})
+    everything = tiny.preload_all(tiny.cluster().devices[0])
+    return tiny.cluster(greedy={"preload": everything}, decision_ns=0, router={"outstanding_micro_batches": 4})
 
 
 def router(spec: RouterSpec, run: RunSpec) -> RoutingPolicy:
@@ -55,7 +55,7 @@ def router(spec: RouterSpec, run: RunSpec) -> RoutingPolicy:
 
 def last_minute(spec: RouterSpec, rate_img_s: float, seconds: int, **changes: Any) -> tuple[float, float]:
     """Mean accuracy by the table, and p99 in ms."""
-    run = worlds.run(cluster(), worlds.poisson_s(rate_img_s, seconds), seconds, detail=False, end="cut", **changes)
+    run = tiny.run(cluster(), tiny.poisson_s(rate_img_s, seconds), seconds, detail=False, end="cut", **changes)
     engine = CompiledSimulation(cluster(), run)
     engine.finish(router(spec, run), stream(0, "floors"))
     requests = engine.columns().requests
@@ -108,9 +108,7 @@ def test_a_limit_is_kept_at_any_load_and_used(
 
 def joules_an_image(weight: float) -> tuple[float, float]:
     """And accuracy, of Compass."""
-    run = worlds.run(
-        cluster(), worlds.poisson_s(900, 20), 20, detail=False, goals=((0, GoalSet(energy_weight=weight)),)
-    )
+    run = tiny.run(cluster(), tiny.poisson_s(900, 20), 20, detail=False, goals=((0, GoalSet(energy_weight=weight)),))
     engine = CompiledSimulation(cluster(), run)
     engine.finish(router(CompassRule(), run), stream(0, "floors"))
     columns = engine.columns()
@@ -128,9 +126,9 @@ def test_the_more_a_joule_is_worth_the_fewer_compass_takes() -> None:
 
 def test_expected_energy_is_what_full_batches_take_above_idle() -> None:
     """Of a whole path at full width, as the simulated device counts it."""
-    alone = worlds.cluster([worlds.profile("alone")], greedy={"preload": ((1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0))})
+    alone = tiny.cluster([tiny.profile("alone")], greedy={"preload": ((1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0))})
     batch, idle_w = alone.servers[0].params.batch_limit, alone.devices[0].context_idle_mw / 1000
-    run = worlds.run(alone, [0.0] * batch, 1.0)
+    run = tiny.run(alone, [0.0] * batch, 1.0)
     scenario = Scenario("energy", alone, run)
     record = Simulation(alone, run).run(FixedRule().make(scenario.context()), stream(0, "floors"))
     expected_j = sum(scenario.context().costs.energy_j(0, key) for key in path((1.0,) * 4)) * batch
@@ -165,7 +163,7 @@ def test_a_goal_comes_before_a_decision_of_its_instant_and_views_add_accuracy_up
     """At the instant of an arrival, whose decision sees it; the sum is that of the completed, in their order."""
     arrivals_s = [0.0, 0.1, 0.2, 0.3]
     goals = ((0, GoalSet(0.6)), (200_000_000, GoalSet(0.9)), (200_000_000, GoalSet(0.7)))
-    run = worlds.run(cluster(), arrivals_s, 0.5, goals=goals)
+    run = tiny.run(cluster(), arrivals_s, 0.5, goals=goals)
     seen = [views(make(cluster(), run), router(LadderRule(), run)) for make in ENGINES]
     assert difference(seen[0], seen[1], "views") is None
     floors = {round(asked.view.now_ns / 1e8, 1): asked.view.goal_floor for asked in seen[0]}
@@ -181,7 +179,7 @@ def test_engines_agree_where_servers_lack_a_width(lacking: int) -> None:
     held = tuple(place != lacking % len(whole.router.widths) for place in range(len(whole.router.widths)))
     fits = tuple(tuple(held for _ in server) for server in whole.router.fits)
     spec = replace(whole, router=replace(whole.router, fits=fits))
-    run = worlds.run(spec, worlds.poisson_s(1500, 1.5), 1.5, goals=((0, GoalSet(0.78)), (NS_PER_S, GoalSet(0.5))))
+    run = tiny.run(spec, tiny.poisson_s(1500, 1.5), 1.5, goals=((0, GoalSet(0.78)), (NS_PER_S, GoalSet(0.5))))
     context, policies, records = Scenario("lacking", spec, run).context(), [], []
     for make in ENGINES:
         policies.append(LookaheadRule(control=ControlSpec()).make(context))
@@ -193,7 +191,7 @@ def test_engines_agree_where_servers_lack_a_width(lacking: int) -> None:
 def test_a_limit_of_the_routers_own_counts_from_when_it_is_set() -> None:
     """In the middle of a run, on either engine, before the operator's; and a log of it replays."""
     spec, seen = cluster(), []
-    run = worlds.run(spec, worlds.poisson_s(1500, 1), 1, goals=((0, GoalSet(limit_ns=NS_PER_S)),), keep_log=True)
+    run = tiny.run(spec, tiny.poisson_s(1500, 1), 1, goals=((0, GoalSet(limit_ns=NS_PER_S)),), keep_log=True)
 
     class Impatient:
         """It says that a millisecond is the limit, from half a second on."""
@@ -219,14 +217,14 @@ def test_a_limit_of_the_routers_own_counts_from_when_it_is_set() -> None:
 
 def test_a_log_with_goals_replays_and_one_without_a_table_shows_no_accuracy() -> None:
     spec = cluster()
-    run = worlds.run(spec, worlds.poisson_s(300, 0.5), 0.5, keep_log=True, goals=((0, GoalSet(0.7, 30_000_000, 2.0)),))
-    _, record = worlds.simulate(spec, run)
+    run = tiny.run(spec, tiny.poisson_s(300, 0.5), 0.5, keep_log=True, goals=((0, GoalSet(0.7, 30_000_000, 2.0)),))
+    _, record = tiny.simulate(spec, run)
     events = [step.event for step in record.log]
     assert GoalSet(0.7, 30_000_000, 2.0) in events
     params = [server.params for server in spec.servers]
     assert replay_run(record.log, (), spec.router, params) == []
-    before = replace(spec, router=replace(spec.router, top1=()))
-    _, record = worlds.simulate(before, replace(run, goals=()))
+    before = replace(spec, router=replace(spec.router, accuracies=()))
+    _, record = tiny.simulate(before, replace(run, goals=()))
     commands = [command for step in record.log for command in step.commands]
     assert any(isinstance(command, RequestCompleted) for command in commands)
     shown = {command.view.accuracy_sum for command in commands if isinstance(command, Decide)}
@@ -236,7 +234,7 @@ def test_a_log_with_goals_replays_and_one_without_a_table_shows_no_accuracy() ->
 def test_both_engines_remember_alike_what_will_come_back() -> None:
     """Numbers with which that decides: new images go where fewest will come back."""
     numbers = Numbers(stay=0.0)
-    run = worlds.run(cluster(), worlds.poisson_s(1500, 2), 2)
+    run = tiny.run(cluster(), tiny.poisson_s(1500, 2), 2)
     records = []
     for engine in ENGINES:
         simulation = engine(cluster(), run)

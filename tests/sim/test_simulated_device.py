@@ -13,13 +13,13 @@ from sim.device_model import BatchLoad, Sharing, clock_ratio, crowding, slow_dow
 from sim.device_profile import Profile
 from sim.device_tables import DeviceTables, compile_tables
 from sim.simulated_device import RunningBatch, SimulatedDevice, WindowedSensor
-from tests import worlds
+from tests import tiny
 
 MS = 1_000_000
 
 
 def tables(**changes: object) -> DeviceTables:
-    return compile_tables(worlds.profile(batches=(1, 8), **changes), 8)  # type: ignore[arg-type]
+    return compile_tables(tiny.profile(batches=(1, 8), **changes), 8)  # type: ignore[arg-type]
 
 
 def start(device: SimulatedDevice, now_ns: int, number: int, size: int = 8, factor: float = 1.0) -> RunningBatch:
@@ -183,10 +183,10 @@ def test_only_a_profile_that_knows_it_has_such_a_state() -> None:
     found = tables()
     assert (found.awake_mw, found.awake_ns) == (0.0, 0)
     power = found.profile.power.model_dump()
-    known = compile_tables(worlds.profile(batches=(1, 8), power={**power, "awake_w": 45.0, "awake_s": 2.5}), 8)
+    known = compile_tables(tiny.profile(batches=(1, 8), power={**power, "awake_w": 45.0, "awake_s": 2.5}), 8)
     assert (known.awake_mw, known.awake_ns) == (15_000.0, 2_500 * MS)
     for each in (found.profile, known.profile):
         assert Profile.from_yaml(each.to_yaml(), "here").power == each.power
         assert ("awake" in each.to_yaml()) == (each.power.awake_w is not None)
     with pytest.raises(ValueError, match="awake_w"):
-        worlds.profile(batches=(1, 8), power={**power, "awake_w": 1.0})
+        tiny.profile(batches=(1, 8), power={**power, "awake_w": 1.0})

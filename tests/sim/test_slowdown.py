@@ -13,13 +13,13 @@ from sim.device_tables import DeviceTables, compile_tables
 from sim.event_queue import EventQueue
 from sim.simulated_device import RunningBatch, SimulatedDevice
 from sim.simulated_server import SharedDevice
-from tests import worlds
+from tests import tiny
 
 SLOWDOWN = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance": "measured"}
 
 
 def tables(jitter: bool = True, **changes: Any) -> DeviceTables:
-    return compile_tables(worlds.profile(batches=(1, 8), **changes), 8, jitter=jitter)
+    return compile_tables(tiny.profile(batches=(1, 8), **changes), 8, jitter=jitter)
 
 
 def test_a_slow_device_does_everything_slower_at_the_same_power() -> None:
@@ -100,10 +100,10 @@ def test_slow_spells_lengthen_queues_more_than_their_mean() -> None:
     p99_s = []
     heavy = {**SLOWDOWN, "slow_factor": 3.0, "slow_share": 0.2, "mean_slow_s": 0.5}
     for slowdown, speed in ((heavy, 1.0), (None, 1 / 1.4)):
-        profiles = [worlds.profile("a", speed=speed, slowdown=slowdown, load_s=0.0)]
-        spec = worlds.cluster(profiles, greedy={"idle_unload_ns": None})
-        runs = [worlds.run(spec, worlds.poisson_s(100, 10.0, seed), 10.0, seed=seed) for seed in range(2)]
-        found = [r.finished_ns - r.arrived_ns for run in runs for r in worlds.simulate(spec, run)[1].requests]
+        profiles = [tiny.profile("a", speed=speed, slowdown=slowdown, load_s=0.0)]
+        spec = tiny.cluster(profiles, greedy={"idle_unload_ns": None})
+        runs = [tiny.run(spec, tiny.poisson_s(100, 10.0, seed), 10.0, seed=seed) for seed in range(2)]
+        found = [r.finished_ns - r.arrived_ns for run in runs for r in tiny.simulate(spec, run)[1].requests]
         p99_s.append(np.quantile(found, 0.99) / 1e9)
     assert p99_s[0] > 1.5 * p99_s[1]
 

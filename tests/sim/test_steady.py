@@ -19,7 +19,7 @@ from sim.simulated_device import (
     shared_device,
     steady_points,
 )
-from tests import worlds
+from tests import tiny
 
 KEY = (1, 1.0, 0.0)
 BATCH = 32
@@ -28,7 +28,7 @@ NO_CAP: dict[str, Any] = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 
 
 def tables(*, utilization: float = 1.0, **changes: Any) -> DeviceTables:
     """One saturating batch size: demand 1; `utilization` of the device by it alone."""
-    profile = worlds.profile(segments=1, batches=(BATCH,), **{"power": NO_CAP, **changes})
+    profile = tiny.profile(segments=1, batches=(BATCH,), **{"power": NO_CAP, **changes})
     curves = tuple(curve.model_copy(update={"utilization": (utilization,)}) for curve in profile.latency)
     return compile_tables(profile.model_copy(update={"latency": curves}), BATCH)
 
@@ -36,7 +36,7 @@ def tables(*, utilization: float = 1.0, **changes: Any) -> DeviceTables:
 def small_batches(**changes: Any) -> DeviceTables:
     """Batches of 1 that take a tenth of the device each: latency is flat until ten run."""
     changes = {"base_s": 1e-2, "per_image_s": 1e-3, **changes}
-    profile = worlds.profile(segments=1, batches=(1, 100), **{"power": NO_CAP, **changes})
+    profile = tiny.profile(segments=1, batches=(1, 100), **{"power": NO_CAP, **changes})
     shares = {"utilization": (0.1, 1.0), "host_share": (0.0, 0.0), "bandwidth_share": (0.0, 0.0)}
     curves = tuple(curve.model_copy(update=shares) for curve in profile.latency)
     return compile_tables(profile.model_copy(update={"latency": curves}), 100)

@@ -18,7 +18,7 @@ from sim.cluster_env import SlimClusterEnv
 from sim.compiled import UnsupportedScenario
 from sim.compiled.vector_env import SlimClusterVectorEnv
 from sim.simulated_cluster import ClusterSpec, RunSpec, Simulation
-from tests import worlds
+from tests import tiny
 
 NS_PER_S = 1_000_000_000
 Plan = Callable[[int], RunSpec]
@@ -26,11 +26,11 @@ Plan = Callable[[int], RunSpec]
 
 def plain(horizon_s: float = 0.4, **changes: Any) -> tuple[ClusterSpec, Plan]:
     """Three unequal servers; every seed has arrivals, jitter and a length of its own."""
-    spec = worlds.cluster()
+    spec = tiny.cluster()
 
     def plan(seed: int) -> RunSpec:
         length_s = horizon_s * (0.5 + (seed % 7) / 7)
-        run = worlds.run(spec, worlds.poisson_s(400, length_s, seed), length_s, detail=False, end="cut", seed=seed)
+        run = tiny.run(spec, tiny.poisson_s(400, length_s, seed), length_s, detail=False, end="cut", seed=seed)
         return replace(run, **changes)
 
     return spec, plan
@@ -39,24 +39,24 @@ def plain(horizon_s: float = 0.4, **changes: Any) -> tuple[ClusterSpec, Plan]:
 def narrow() -> tuple[ClusterSpec, Plan]:
     """Memories that hold few instances, so that many choices are illegal, and one micro-batch a server at
     most."""
-    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_micro_batches": 1})
-    run = worlds.run(spec, worlds.poisson_s(300, 0.3), 0.3, detail=False)
+    spec = tiny.cluster(greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_micro_batches": 1})
+    run = tiny.run(spec, tiny.poisson_s(300, 0.3), 0.3, detail=False)
     return spec, lambda seed: replace(run, seed=seed)
 
 
 def holed() -> tuple[ClusterSpec, Plan]:
     """Widths are missing between others, so that two are as near as each other."""
-    spec = worlds.cluster()
+    spec = tiny.cluster()
     segment = (True, False, True, False)
     router = replace(spec.router, fits=((segment,) * 4, (segment[::-1],) * 4, ((True, False, False, True),) * 4))
-    run = worlds.run(spec, worlds.poisson_s(300, 0.2), 0.2, detail=False)
+    run = tiny.run(spec, tiny.poisson_s(300, 0.2), 0.2, detail=False)
     return replace(spec, router=router), lambda seed: replace(run, seed=seed)
 
 
 def flooded() -> tuple[ClusterSpec, Plan]:
     """So many requests at once that every pool must grow, more than once."""
-    spec = worlds.cluster()
-    run = worlds.run(spec, np.linspace(0, 0.02, 900), 0.3, detail=False, end="cut")
+    spec = tiny.cluster()
+    run = tiny.run(spec, np.linspace(0, 0.02, 900), 0.3, detail=False, end="cut")
     return spec, lambda seed: replace(run, seed=seed)
 
 
@@ -68,11 +68,11 @@ def broken() -> tuple[ClusterSpec, Plan]:
 
 def patient(**faults: Any) -> tuple[ClusterSpec, Plan]:
     """Requests may be held; some are given up meanwhile."""
-    spec = worlds.cluster(router={"max_batching_delay_ns": 15_000_000, "shed_expired": True})
+    spec = tiny.cluster(router={"max_batching_delay_ns": 15_000_000, "shed_expired": True})
 
     def plan(seed: int) -> RunSpec:
         late_ns = {"deadlines_ns": (12_000_000,)}
-        return worlds.run(spec, worlds.poisson_s(400, 0.4, seed), 0.4, detail=False, seed=seed, **late_ns, **faults)
+        return tiny.run(spec, tiny.poisson_s(400, 0.4, seed), 0.4, detail=False, seed=seed, **late_ns, **faults)
 
     return spec, plan
 
@@ -104,7 +104,7 @@ def figures(run: RunSpec, columns: RunColumns) -> dict[str, float]:
         "downs": len(columns.downtimes),
     }
     found |= {name: getattr(requests, name).sum() for name in ("status", "correct", "energy_j", "moves", "finished_ns")}
-    numbers = [value for each in totals for value in astuple(each) if not isinstance(value, str)]
+    numbers = [value for total in totals for value in astuple(total) if not isinstance(value, str)]
     return {name: float(value) for name, value in found.items()} | {
         f"total {i}": float(v) for i, v in enumerate(numbers)
     }
@@ -191,7 +191,7 @@ def test_a_cluster_is_reset_by_the_step_after_its_end() -> None:
 def test_an_episode_without_a_decision() -> None:
     """It is no end, as nothing was decided; the step that follows is refused."""
     spec, plan = plain()
-    mine, other = (iter([plan(0), plan(1), worlds.run(spec, [], 0.1, detail=False)]) for _ in range(2))
+    mine, other = (iter([plan(0), plan(1), tiny.run(spec, [], 0.1, detail=False)]) for _ in range(2))
     ours = SlimClusterVectorEnv(spec, lambda seed: next(mine), 1)
     limits = ObservationSpec((250.0,) * 3)
     theirs = SyncVectorEnv([lambda: SlimClusterEnv(lambda seed: Simulation(spec, next(other)), limits)])

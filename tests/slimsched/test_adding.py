@@ -31,7 +31,7 @@ from scenarios.files.scenario_reading import load_scenario, read_profile
 from sim.device_profile import Profile
 from slimsched import models
 from slimsched.cli import main
-from tests import worlds
+from tests import tiny
 
 SOURCE = "NETWORKS"
 
@@ -99,7 +99,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _profile(written: models._FamilyFolder, widths: Sequence[float], speed: float) -> Profile:
     spec = ModelFile(written.folder / models.MODEL, Network(f"{__name__}:Pooled")).build().spec
-    known = worlds.profile("a", speed=speed, segments=1, widths=tuple(widths))
+    known = tiny.profile("a", speed=speed, segments=1, widths=tuple(widths))
     model = known.model.model_copy(update={"labels": spec.labels, "nests": spec.nests})
     return known.model_copy(update={"model": model})
 

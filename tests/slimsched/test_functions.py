@@ -21,10 +21,10 @@ from scenarios.files.router_files import made_by
 from slimsched import InputError, Step
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
-from tests import worlds
+from tests import tiny
 from tests.scenarios.files import write_scenario
 
-PROFILE = worlds.profile("a")
+PROFILE = tiny.profile("a")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def documents() -> list[Any]:
 
 
 def test_a_run_has_every_number_of_the_catalogue_by_its_name(documents: list[Any]) -> None:
-    assert [each.name for each in dataclasses.fields(ServerResult)] == ["name", *(each.name for each in OF_SERVERS)]
+    assert [field.name for field in dataclasses.fields(ServerResult)] == ["name", *(each.name for each in OF_SERVERS)]
     for document in documents:
         run = RunResult(document, remarks=("a remark",))
         assert {name: getattr(run, name) for name in MEASURES} == {
@@ -58,14 +58,14 @@ def test_a_comparison_has_means_and_all_runs(documents: list[Any], tmp_path: Any
     ]
 
 
-def test_a_validation_has_both_worlds_of_a_pair(tmp_path: Any) -> None:
+def test_a_validation_has_both_experiments_of_a_pair(tmp_path: Any) -> None:
     document = validate_results(repeats("a", 1.0, [1.0, 2.0]), "measured")  # type: ignore[arg-type]
     found = Validation(document, tmp_path)
     assert [pair.error_pct for pair in found.pairs] == [pair["error_pct"] for pair in document["pairs"]]
     assert [(row["repeat"], row["mode"]) for row in found.rows()] == [
-        (repeat, mode) for repeat in (0, 1) for mode in ("simulation", "hardware")
+        (repeat, mode) for repeat in (0, 1) for mode in ("simulation", "executors")
     ]
-    assert found.rows()[1]["latency_mean_s"] == document["pairs"][0]["hardware"]["latency_s"]["mean"]
+    assert found.rows()[1]["latency_mean_s"] == document["pairs"][0]["executors"]["latency_s"]["mean"]
 
 
 def test_a_frame_is_the_rows(documents: list[Any]) -> None:

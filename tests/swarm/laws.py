@@ -138,9 +138,11 @@ class Laws:
                 self._incarnations[server] = incarnation
             case ServerDown(server, _, reason):
                 if reason == PLANNED:
-                    outages = (each for each in mix.faults if isinstance(each, Outage) and each.server == server)
+                    outages = (fault for fault in mix.faults if isinstance(fault, Outage) and fault.server == server)
                     ends_ns = (
-                        NEVER_NS if each.end_ns is None else each.end_ns for each in outages if each.start_ns <= now_ns
+                        NEVER_NS if outage.end_ns is None else outage.end_ns
+                        for outage in outages
+                        if outage.start_ns <= now_ns
                     )
                     self._out_until_ns[server] = max(ends_ns, default=0)  # none where another worker took over
                 if reason == WORKER_HUNG:
@@ -252,10 +254,12 @@ class Laws:
         inside = [request.request for request in record.requests if request.status == "in_flight"]
         _require(self._accepted == len(mix.arrivals_ns), "all arrive", *counts)
         _require(
-            sorted(each.request for each in record.requests) == list(range(self._accepted)), "all end once", *counts
+            sorted(request.request for request in record.requests) == list(range(self._accepted)),
+            "all end once",
+            *counts,
         )
         _require(len(inside) == self._accepted - self._completed - self._failed, "the record tells the truth", *counts)
-        arrived_ns = [each.arrived_ns for each in sorted(record.requests, key=lambda each: each.request)]
+        arrived_ns = [request.arrived_ns for request in sorted(record.requests, key=lambda each: each.request)]
         _require(self.may_wait or arrived_ns == mix.arrivals_ns.tolist(), "latencies count from when an image was due")
         is_gone = not any(server.is_up or server.will_return for server in loop._servers)
         if mix.ends == "drain" and not is_gone:

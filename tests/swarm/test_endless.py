@@ -118,7 +118,7 @@ def test_nothing_grows_with_requests_or_deaths(
         def look(progress: RunProgress) -> None:
             for until, found in zip((FEW, MANY), most, strict=True):
                 if 0.8 * until < progress.completed <= until:
-                    now = lengths(loop, *(each.worker for each in world.processes if not each.is_dead))
+                    now = lengths(loop, *(process.worker for process in world.processes if not process.is_dead))
                     found |= now
 
         run = HardwareRun(

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 TOGETHER = 25
 FIRST_SEEDS = range(0, 50, TOGETHER)
 KEPT = {1204: "the first word of a worker came when a run ended, and was lost: the next run waited for it"}
-THERE = [each.name for each in mutations()[:5]]  # faults that were in the product
+THERE = [mutation.name for mutation in mutations()[:5]]  # faults that were in the product
 SHOWN_BY = (0, 0, 264, 0, 4)  # the first seed that showed each; where worlds have changed, another one does
 WITHIN = 1000  # seeds
 
@@ -84,7 +84,9 @@ def test_no_descriptor_is_left() -> None:
 
 def test_each_fault_has_its_place_in_the_code() -> None:
     """Where code has moved, `make parity` would look for nothing."""
-    sources = {each: (ROOT / each.module.replace(".", "/")).with_suffix(".py").read_text() for each in mutations()}
+    sources = {
+        mutation: (ROOT / mutation.module.replace(".", "/")).with_suffix(".py").read_text() for mutation in mutations()
+    }
     assert {each.name: text.count(each.right) for each, text in sources.items() if text.count(each.right) != 1} == {}
 
 

@@ -558,7 +558,7 @@ class World:
         if mix.cuts or any(isinstance(fault, Slowness | Squeeze) for fault in mix.faults):
             return True
         slowest_ns = mix.late_ns + mix.link_ns + (mix.pause_ns if mix.pauses else 0) + 100 * mix.pass_ns
-        halted = any(each.is_halted for each in self.processes if each.index == server)
+        halted = any(process.is_halted for process in self.processes if process.index == server)
         return halted or mix.supervision.hang_ns < 40 * slowest_ns
 
     def lateness(self) -> int:

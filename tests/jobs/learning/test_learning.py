@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.job_simulation import JobWorld
+from jobs.job_simulation import ClusterModel
 from jobs.job_traces import JobTrace
 from jobs.learning.scoring_network import SIZES, JobNet, Learned, LearnedSpec, NamedPolicy, fresh_weights, read_learned
 from jobs.learning.training import (
@@ -30,9 +30,9 @@ from jobs.policies.job_cluster import NodeGroup
 from jobs.policies.named_policies import JobPolicy, policy_of
 from kit.errors import InputError
 from kit.random_streams import stream
-from tests.jobs.sim.worlds import S, jobs, run
+from tests.jobs.sim.cluster_models import S, jobs, run
 
-WORLD = JobWorld((NodeGroup(2, 4),))
+EXPERIMENT = ClusterModel((NodeGroup(2, 4),))
 
 
 def drawn(many: int = 200) -> JobTrace:
@@ -41,14 +41,14 @@ def drawn(many: int = 200) -> JobTrace:
 
 
 def windows(warm: int = 0) -> Windows:
-    return Windows(drawn(), WORLD, 20, 150, length=30, warm=warm)
+    return Windows(drawn(), EXPERIMENT, 20, 150, length=30, warm=warm)
 
 
 # --------------------------------------------------------------------------------------------------------- windows
 
 
 def test_windows_to_learn_on_and_to_judge_by_have_no_job_in_common() -> None:
-    earlier, later = Windows.split(drawn(), WORLD, 0.5, length=30, warm=20)
+    earlier, later = Windows.split(drawn(), EXPERIMENT, 0.5, length=30, warm=20)
     assert earlier.last + earlier.length == later.first - later.warm
     assert earlier.jobs.submit_s[earlier.last + earlier.length - 1] < later.jobs.submit_s[later.first - later.warm]
     starts = earlier.drawn(500, 0, "a")
@@ -71,7 +71,7 @@ def test_what_history_says_is_of_jobs_that_had_ended() -> None:
     """Of one user and size: an hour where nothing has ended; then means of what had, whoever waits in the run."""
     these = jobs((0, 10, 4), (5, 21, 4), (10, 5, 4), (26, 5, 4), user=["a"] * 4)
     assert predicted_s(these).tolist() == [3600, 3600, 10, 12]
-    windows = Windows(these, WORLD, 1, 2, length=2, predicted_s=predicted_s(these))
+    windows = Windows(these, EXPERIMENT, 1, 2, length=2, predicted_s=predicted_s(these))
     scheduler = windows.simulation(2, policy_of("qssf-lowest")).scheduler
     assert windows.simulation(2, policy_of("qssf-lowest")).spec.jobs.requested_s.tolist() == [10, 12]
     assert scheduler.policy.estimate == "requested"
@@ -122,7 +122,7 @@ def test_training_resumes_to_the_same_bits_and_refuses_another_course(tmp_path: 
         train(replace(this, seed=1), tmp_path / "parts.safetensors")
     for what, other in (
         ("jobs", replace(this.windows, jobs=replace(this.windows.jobs, submit_s=this.windows.jobs.submit_s * 2))),
-        ("cluster", replace(this.windows, world=JobWorld((NodeGroup(3, 4),)))),
+        ("cluster", replace(this.windows, cluster_model=ClusterModel((NodeGroup(3, 4),)))),
     ):
         with pytest.raises(InputError, match=f"begun with another {what};"):
             train(replace(this, windows=other), tmp_path / "parts.safetensors")
@@ -175,4 +175,4 @@ def test_an_interval_holds_the_mean_of_drawn_windows() -> None:
     """Means of 100 exponential numbers: 95 of 100 intervals or so hold the truth."""
     rng = np.random.default_rng(0)
     intervals = [mean_of(rng.exponential(1.0, 100), seed) for seed in range(100)]
-    assert 85 <= sum(each.low <= 1 <= each.high for each in intervals) <= 99
+    assert 85 <= sum(interval.low <= 1 <= interval.high for interval in intervals) <= 99

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jobs.policies.chosen_queueing import NAMES, WAIT, Choosing, View, uses, ways
 from jobs.policies.job_cluster import NodeGroup
 from jobs.policies.named_policies import JobPolicy, policy_of
-from tests.jobs.sim.worlds import jobs, run, seconds
+from tests.jobs.sim.cluster_models import jobs, run, seconds
 
 CHOICE = JobPolicy("fifo", "choice", placement="lowest", learned="told")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs.policies.chosen_queueing import Candidate, Choosing, Programme, View, candidates
 from jobs.policies.job_cluster import Pool
 from jobs.policies.named_policies import JobPolicy, policy_of, shown_name
-from tests.jobs.sim.worlds import jobs, run, seconds
+from tests.jobs.sim.cluster_models import jobs, run, seconds
 
 
 def pool(*free: int, size: int = 8) -> Pool:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jobs.job_records import NodeOutage
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.policies.job_cluster import JobArrived, NodeGroup
 from jobs.policies.job_orders import Accounts, Features, JobBook, MultifactorParams
 from jobs.policies.named_policies import JobPolicy
-from tests.jobs.sim.worlds import S, jobs
+from tests.jobs.sim.cluster_models import S, jobs
 
 DAY_S = 86_400
 HOUR = MultifactorParams(weight_age=0, weight_size=0, half_life_s=3600, period_s=600)
@@ -120,8 +120,8 @@ def test_nobody_holds_gpus_when_all_is_done() -> None:
     params = MultifactorParams.model_construct(half_life_s=1e300, period_s=7)
     scene = jobs((0, 30, 4), (5, 30, 2), (5, 70, 2), user=["ann", "ann", "bob"])
     policy = JobPolicy(order="multifactor", multifactor=params)
-    world = JobWorld((NodeGroup(2, 4),), outages=(NodeOutage(10 * S, 20 * S, 0),))
-    simulation = JobSimulation(world, JobRun(scene, policy))
+    cluster_model = ClusterModel((NodeGroup(2, 4),), outages=(NodeOutage(10 * S, 20 * S, 0),))
+    simulation = JobSimulation(cluster_model, JobRun(scene, policy))
     record = simulation.run()
     accounts = simulation.scheduler.order.accounts
     assert accounts is not None

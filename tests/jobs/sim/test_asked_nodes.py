@@ -14,8 +14,8 @@ from jobs.job_records import NodeOutage, sampled_variability
 from jobs.policies.job_cluster import JobArrived, NodeGroup, Pool, RefuseJob, Speeds
 from jobs.policies.job_scheduler import JobScheduler
 from jobs.policies.named_policies import policy_of
+from tests.jobs.sim.cluster_models import S, jobs, run, seconds
 from tests.jobs.sim.test_laws import BLIND, KNOWING, drawn, watched
-from tests.jobs.sim.worlds import S, jobs, run, seconds
 
 # ------------------------------------------------------------------------------------------------------- by hand
 

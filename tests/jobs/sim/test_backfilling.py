@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jobs.policies.job_cluster import NodeGroup
 from tests.jobs.sim import brute_force
-from tests.jobs.sim.worlds import jobs, run, seconds
+from tests.jobs.sim.cluster_models import jobs, run, seconds
 
 Row = tuple[int, int, int, int, int]
 ROWS = st.lists(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.policies.job_cluster import NodeGroup
 from jobs.wait_bound import BoundProblem, lower_bound
-from tests.jobs.sim.worlds import jobs, one_pool, run
+from tests.jobs.sim.cluster_models import jobs, one_pool, run
 
 Row = tuple[int, int, int]  # release, run, GPUs
 ROWS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6), st.integers(1, 3)), min_size=1, max_size=6)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup, Speeds
 from jobs.policies.named_policies import PreemptionParams, policy_of
@@ -44,9 +44,9 @@ def mean_jct_h(name: str, seed: int, many: int = 800) -> float:
     exponent = np.where(rng.random(many) < 0.8, rng.uniform(1.5, 3, many), rng.uniform(3, 4, many))
     submit_s, classes = np.cumsum(rng.exponential(4000, many)), rng.choice(list(speeds().by_class), many)
     jobs = JobTrace.of(submit_s, 60 * 10**exponent, np.ones(many), job_class=classes)
-    world = JobWorld(tuple(NodeGroup(8, 1, kind) for kind in TYPES), speeds())
+    cluster_model = ClusterModel(tuple(NodeGroup(8, 1, kind) for kind in TYPES), speeds())
     params = PreemptionParams(round_s=360, restart_s=0)
-    record = JobSimulation(world, JobRun(jobs, policy_of(name, params))).run()
+    record = JobSimulation(cluster_model, JobRun(jobs, policy_of(name, params))).run()
     return float(record.jct_s[many // 4 : 3 * many // 4].mean()) / 3600
 
 

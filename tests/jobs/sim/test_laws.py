@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.job_records import JobsRecord, NodeOutage
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import (
     PLACEMENTS,
@@ -25,7 +25,7 @@ from jobs.policies.job_cluster import (
     Wake,
 )
 from jobs.policies.named_policies import KINDS, PreemptionParams, policy_of
-from tests.jobs.sim.worlds import S, require_sane
+from tests.jobs.sim.cluster_models import S, require_sane
 
 BLIND = [
     "fifo", "fifo-first-fit", "fifo-easy-history", "fifo-conservative-history", "fifo-easy-requested", "smallest",
@@ -66,20 +66,20 @@ def drawn(seed: int, many: int = 60) -> JobTrace:
     )
 
 
-def world(seed: int) -> JobWorld:
+def cluster_model(seed: int) -> ClusterModel:
     rng = np.random.default_rng(seed)
     outages = tuple(
         NodeOutage(at * S, (at + int(rng.integers(1, 200))) * S, node)
         for node, at in enumerate(rng.integers(0, 1000, 4).tolist())
     )
-    return JobWorld(GROUPS, SPEEDS, restart_ns=4 * S, checkpoint_ns=10 * S, outages=outages)
+    return ClusterModel(GROUPS, SPEEDS, restart_ns=4 * S, checkpoint_ns=10 * S, outages=outages)
 
 
 class Watched(JobSimulation):
     """Keeps what it told and was told, and proves at each command that GPUs are used once."""
 
-    def __init__(self, world: JobWorld, run: JobRun) -> None:
-        super().__init__(world, run)
+    def __init__(self, cluster_model: ClusterModel, run: JobRun) -> None:
+        super().__init__(cluster_model, run)
         self.log: list[tuple[int, JobEvent, list[JobCommand]]] = []
         self.used: dict[int, int] = {}
         self.places: dict[int, StartJob] = {}
@@ -138,7 +138,7 @@ def watched(name: str, jobs: JobTrace, seed: int) -> tuple[JobsRecord, Watched]:
     params = (
         PARAMS.model_copy(update={"round_s": 80.0}) if name.startswith("gavel") else PARAMS
     )  # a programme takes milliseconds
-    simulation = Watched(world(seed), JobRun(jobs, policy_of(name, params)))
+    simulation = Watched(cluster_model(seed), JobRun(jobs, policy_of(name, params)))
     record = simulation.run()
     require_sane(record)
     return record, simulation
@@ -169,7 +169,7 @@ def test_every_job_gets_all_its_work_done_and_no_gpu_is_used_twice(name: str, se
 def test_the_same_run_gives_the_same_bits(name: str) -> None:
     (first, one), (again, other) = watched(name, drawn(1), 1), watched(name, drawn(1), 1)
     assert one.log == other.log
-    for column in {each.name for each in fields(first)} - {"jobs"}:
+    for column in {field.name for field in fields(first)} - {"jobs"}:
         assert np.array_equal(getattr(first, column), getattr(again, column))
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup
 from jobs.policies.named_policies import PreemptionParams, policy_of
 from jobs.wait_bound import lower_bound
-from tests.jobs.sim.worlds import one_pool
+from tests.jobs.sim.cluster_models import one_pool
 
 ROOT = Path(__file__).resolve().parents[3]
 S = 1_000_000_000
@@ -45,8 +45,8 @@ def philly() -> JobTrace:
 def mean_wait_s(name: str, jobs: JobTrace, nodes: int = 64, round_s: int = 60, restart_s: int = 60) -> float:
     params = PreemptionParams(round_s=round_s, restart_s=restart_s)
     policy = policy_of(name, params)
-    world = JobWorld((NodeGroup(nodes, 8),), restart_ns=restart_s * S if policy.is_preemptive else 0)
-    record = JobSimulation(world, JobRun(jobs, policy)).run()
+    cluster_model = ClusterModel((NodeGroup(nodes, 8),), restart_ns=restart_s * S if policy.is_preemptive else 0)
+    record = JobSimulation(cluster_model, JobRun(jobs, policy)).run()
     assert record.is_done.all()
     return float(np.mean(record.wait_s))
 

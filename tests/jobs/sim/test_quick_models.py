@@ -9,8 +9,8 @@ import pytest
 
 from jobs.job_traces import JobTrace
 from kit.random_streams import stream
+from tests.jobs.sim.cluster_models import run, seconds
 from tests.jobs.sim.quick_models import Jobs, ListModel, ends_on_one_node_s
-from tests.jobs.sim.worlds import run, seconds
 
 
 def drawn(seed: int, many: int = 150) -> JobTrace:

@@ -9,7 +9,7 @@ from jobs.job_records import NodeOutage
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup, Speeds
 from jobs.policies.named_policies import PreemptionParams, policy_of, shown_name
-from tests.jobs.sim.worlds import S, jobs, run, seconds
+from tests.jobs.sim.cluster_models import S, jobs, run, seconds
 
 ROUNDS = PreemptionParams(round_s=100, restart_s=0)
 TWO_TYPES = (NodeGroup(1, 1, "slow"), NodeGroup(1, 1, "fast"))

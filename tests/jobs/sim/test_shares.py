@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.job_records import NodeOutage, sampled_variability
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import PLACEMENTS, NodeGroup, Pool, Wake
 from jobs.policies.job_orders import MultifactorParams
 from jobs.policies.named_policies import JobPolicy, PreemptionParams, policy_of
-from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
+from tests.jobs.sim.cluster_models import S, jobs, require_sane, run, seconds
 
 PACKING = ["fifo", "fifo-first-fit", "smallest", "saf-requested-strict", "sjf-history", "multifactor", "qssf-worst-fit"]
 OTHERS = ["las", "gittins", "fifo-easy-history", "fifo-conservative-requested", "gavel", "srtf-history"]
@@ -76,8 +76,8 @@ def test_figures_and_load_count_shares() -> None:
 
 def test_an_account_is_charged_for_shares() -> None:
     params = MultifactorParams.model_construct(half_life_s=1e300, period_s=7)
-    world, policy = JobWorld((NodeGroup(2, 4),)), JobPolicy("multifactor", "first-fit", multifactor=params)
-    simulation = JobSimulation(world, JobRun(drawn(0), policy))
+    cluster_model, policy = ClusterModel((NodeGroup(2, 4),)), JobPolicy("multifactor", "first-fit", multifactor=params)
+    simulation = JobSimulation(cluster_model, JobRun(drawn(0), policy))
     record = simulation.run()
     accounts = simulation.scheduler.order.accounts
     assert accounts is not None
@@ -147,8 +147,10 @@ def fits(parts: list[int], room: list[int]) -> bool:
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
 def test_all_work_is_done_no_gpu_holds_more_than_itself_and_all_are_whole_in_the_end(name: str, seed: int) -> None:
-    world = JobWorld((NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(NodeOutage(60 * S, 200 * S, 1),))
-    simulation = Followed(world, JobRun(drawn(seed), policy_of(name, PreemptionParams(round_s=20))))
+    cluster_model = ClusterModel(
+        (NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(NodeOutage(60 * S, 200 * S, 1),)
+    )
+    simulation = Followed(cluster_model, JobRun(drawn(seed), policy_of(name, PreemptionParams(round_s=20))))
     record = simulation.run()
     require_sane(record)
     assert record.is_done.all()

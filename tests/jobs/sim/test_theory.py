@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup
 from jobs.policies.named_policies import PreemptionParams, policy_of
@@ -44,8 +44,8 @@ def means(
         rng = np.random.default_rng(seed)
         submit_s = np.cumsum(rng.exponential(1 / (load * servers), jobs))
         trace = JobTrace.of(submit_s, np.maximum(draw(rng, jobs), 1e-6), np.ones(jobs, int))
-        world = JobWorld((NodeGroup(1, servers),))
-        found.append(JobSimulation(world, JobRun(trace, policy_of(name, params))).run().jct_s[WARM:].mean())
+        cluster_model = ClusterModel((NodeGroup(1, servers),))
+        found.append(JobSimulation(cluster_model, JobRun(trace, policy_of(name, params))).run().jct_s[WARM:].mean())
     return np.array(found)
 
 

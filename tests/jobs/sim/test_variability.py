@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jobs.job_records import JobsRecord, NodeOutage, sampled_variability
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace, read_trace
 from jobs.policies.job_cluster import NodeGroup, Variability
 from jobs.policies.named_policies import PreemptionParams, policy_of
 from scenarios.files.bundled_files import SHIPPED
+from tests.jobs.sim.cluster_models import S, jobs, require_sane, run, seconds
 from tests.jobs.sim.test_laws import drawn
-from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
 
 PAIR = Variability({"net": ((0.5, 1.0), (0.8, 0.25)), "memory": ((0.98, 1.0), (1.0, 0.97))})
 
@@ -66,8 +66,10 @@ def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> Non
     """That no GPU is used twice is proven as each is taken."""
     groups = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
     variability = sampled_variability(groups, {"net": 0.2, "": 0.02}, seed)
-    world = JobWorld(groups, outages=(NodeOutage(50 * S, 300 * S, 1),), restart_ns=3 * S, variability=variability)
-    simulation = JobSimulation(world, JobRun(drawn(seed), policy_of(name, PreemptionParams(round_s=20))))
+    cluster_model = ClusterModel(
+        groups, outages=(NodeOutage(50 * S, 300 * S, 1),), restart_ns=3 * S, variability=variability
+    )
+    simulation = JobSimulation(cluster_model, JobRun(drawn(seed), policy_of(name, PreemptionParams(round_s=20))))
     record = simulation.run()
     require_sane(record)
     assert (record.is_done | record.is_refused).all()

@@ -43,14 +43,14 @@ from policies.rules.rule_parts import (
     Sticky,
 )
 from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, WorkKey
-from tests import worlds
+from tests import tiny
 from tests.parity.scenarios import Scenario
 
 
 def context_of(servers: int = 2) -> RouterContext:
-    profiles = [worlds.profile(f"p{n}", speed=1.0 - 0.1 * n) for n in range(servers)]
-    spec = worlds.cluster(profiles, router={"micro_batch_sizes": (1, 2, 4)})
-    return Scenario("two", spec, worlds.run(spec, np.array([0.0]), 1.0)).context()
+    profiles = [tiny.profile(f"p{n}", speed=1.0 - 0.1 * n) for n in range(servers)]
+    spec = tiny.cluster(profiles, router={"micro_batch_sizes": (1, 2, 4)})
+    return Scenario("two", spec, tiny.run(spec, np.array([0.0]), 1.0)).context()
 
 
 CONTEXT = context_of()

@@ -40,7 +40,7 @@ NOISE = 1e-5  # logits of size 10 in float32, through three layers
 
 
 def any_server(rng: np.random.Generator, valid: bool | None = None) -> ServerView:
-    widths = tuple(bool(each) for each in rng.integers(0, 2, 4)) if rng.random() < 0.5 else (True,) * 4
+    widths = tuple(bool(integer) for integer in rng.integers(0, 2, 4)) if rng.random() < 0.5 else (True,) * 4
     may = bool(rng.random() < 0.7) if valid is None else valid
     return server(
         int(rng.integers(0, 200)),
@@ -55,7 +55,7 @@ def any_view(servers: int, rng: np.random.Generator) -> ClusterView:
     """Random, with at least one valid server."""
     while True:
         found = view(*[any_server(rng) for _ in range(servers)], fifo=int(rng.integers(1, 3000)))
-        if any(each.valid for each in found.servers):
+        if any(server.valid for server in found.servers):
             return found
 
 
@@ -175,8 +175,8 @@ def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
     router = PPORouter(spec, tensors, deterministic=deterministic)
     compiled, numpy = np.random.default_rng(0), np.random.default_rng(0)
     views = holding_views(2000)
-    answers = [router.choose(each, compiled) for each in views]
-    assert answers == [chosen_by_numpy(router, each, numpy) for each in views]
+    answers = [router.choose(view, compiled) for view in views]
+    assert answers == [chosen_by_numpy(router, view, numpy) for view in views]
     assert compiled.bit_generator.state == numpy.bit_generator.state
     held = [
         (each, batching_delay)
@@ -232,7 +232,7 @@ def test_compiled_code_decides_as_the_router_does(servers: int, deterministic: b
     eyes, rng = ObservationSpec(reference.spec.power_limits_w), np.random.default_rng(0)
     for _ in range(500):
         seen = any_view(servers, rng)
-        codes = np.array([bits(each.widths) if each.valid else 0 for each in seen.servers])
+        codes = np.array([bits(server.widths) if server.valid else 0 for server in seen.servers])
         seed = int(rng.integers(1 << 30))
         uniforms = np.random.default_rng(seed).random(3)
         found = decide_here(

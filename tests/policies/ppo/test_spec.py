@@ -12,8 +12,8 @@ from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.ppo.ppo_router import PPORouter
 from policies.ppo.spec import PolicySpec
+from scenarios.experiment.scenario_building import make_experiment
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.world.scenario_building import make_world
 from tests.scenarios.files import write_scenario
 
 WIDTHS = (0.5, 1.0)
@@ -92,16 +92,16 @@ def test_devices_by_their_names_and_places(devices: tuple[str, ...], is_same: bo
 
 def test_a_scenario_refuses_a_router_of_other_devices(tmp_path: Path) -> None:
     """And takes one of its own, which decides as its file says whatever the scenario's own router does."""
-    world = make_world(load_scenario(write_scenario(tmp_path)), tmp_path)
-    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-    mine = PolicySpec.of(world.cluster.router, limits_w, world.device_names)
-    assert world.device_names == ("toy", "toy")
+    experiment = make_experiment(load_scenario(write_scenario(tmp_path)), tmp_path)
+    limits_w = tuple(profile.power.cap_w for profile in experiment.profiles)
+    mine = PolicySpec.of(experiment.cluster.router, limits_w, experiment.device_names)
+    assert experiment.device_names == ("toy", "toy")
     for is_greedy in (False, True):
-        router = world.router(str(saved(tmp_path / "ppo.safetensors", mine, is_greedy)))
+        router = experiment.router(str(saved(tmp_path / "ppo.safetensors", mine, is_greedy)))
         assert isinstance(router, PPORouter)
         assert router.deterministic == is_greedy
-    trained = world.router("ppo", tmp_path)
+    trained = experiment.router("ppo", tmp_path)
     assert isinstance(trained, PPORouter)
-    assert trained.deterministic == world.scenario.training.deterministic
+    assert trained.deterministic == experiment.scenario.training.deterministic
     with pytest.raises(InputError, match="expected toy, toy, found toy, A100"):
-        world.router(str(saved(tmp_path / "other.safetensors", replace(mine, devices=("toy", "A100")))))
+        experiment.router(str(saved(tmp_path / "other.safetensors", replace(mine, devices=("toy", "A100")))))

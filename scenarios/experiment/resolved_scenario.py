@@ -20,14 +20,14 @@ from policies.router_kinds import COMPASS
 from policies.rules.compass import CompassRule
 from policies.rules.rule_context import RouterContext, held_top1, working_sets
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
+from scenarios.experiment.scenario_routers import MADE_WITH, RouterMaker, maker_of, of_router, require_same
+from scenarios.experiment.workloads import Play, Series, TraceSlice, arrivals_ns, series_of, warnings_of
 from scenarios.files.bundled_files import made_kind
 from scenarios.files.router_files import code_of, display_name, made_by
 from scenarios.files.scenario_keys import ChaosFault, MomentFault, PoisonedFault, Scenario, SpanFault
 from scenarios.files.scenario_reading import check_fault_server
 from scenarios.metrics.failure_signs import SignatureContext, context_of
 from scenarios.metrics.run_result import Simulator
-from scenarios.world.scenario_routers import MADE_WITH, RouterMaker, maker_of, of_router, require_same
-from scenarios.world.workloads import Play, Series, TraceSlice, arrivals_ns, series_of, warnings_of
 from sim.device_profile import Profile, emulated_slowdowns
 from sim.device_tables import ProfileCosts
 from sim.host_and_network import FREE, LINKS, Interconnect
@@ -68,8 +68,8 @@ class NetworkAccuracy:
 
 
 @dataclass(frozen=True)
-class World:
-    """A scenario with its numbers: ready to simulate, or to run on the hardware it was calibrated on.
+class Experiment:
+    """A scenario with its numbers: ready to simulate, or to run on the devices it was calibrated on.
 
     Attributes:
         profiles: one a server, in the cluster's order.
@@ -90,20 +90,20 @@ class World:
     series: Series = field(default_factory=dict)
     dials: Mapping[str, float] = field(default_factory=dict)
 
-    def with_series(self) -> World:
-        """Return the same world with what its workload's files hold: it can be simulated where those are not."""
+    def with_series(self) -> Experiment:
+        """Return the same experiment with what its workload's files hold: it can be simulated where those are not."""
         return self if self.series else replace(self, series=series_of(self.scenario.workload))
 
-    def with_dials(self, dials: Mapping[str, float]) -> World:
-        """Return the same world with these; see `dials`."""
+    def with_dials(self, dials: Mapping[str, float]) -> Experiment:
+        """Return the same experiment with these; see `dials`."""
         return replace(self, dials=dict(dials))
 
-    def with_decision_times(self, times_s: Mapping[str, float]) -> World:
-        """Return the same world with these; see `decision_times_s`."""
+    def with_decision_times(self, times_s: Mapping[str, float]) -> Experiment:
+        """Return the same experiment with these; see `decision_times_s`."""
         return replace(self, decision_times_s=dict(times_s))
 
-    def decided_by(self, router: str) -> World:
-        """Return the world of simulations with that router: its own decisions' time is charged, in both engines."""
+    def decided_by(self, router: str) -> Experiment:
+        """Return the experiment of simulations with that router: its own decisions' time is charged, in both engines."""
         own_ns = nanoseconds(self.decision_times_s.get(router, 0.0))
         if not own_ns:
             return self
@@ -211,7 +211,7 @@ class World:
         horizon_s = duration_s or scenario.duration_s
         if (self.mean_rate_img_s or 0.0) * scale * horizon_s > MAX_IMAGES:
             expected = (self.mean_rate_img_s or 0.0) * scale * horizon_s
-            problem = f"{expected:.3g} images in one run; allowed are {MAX_IMAGES:.0e}"
+            problem = f"{expected:.3g} images in one run; expected at most {MAX_IMAGES:.0e}"
             raise InputError(scenario.name, "workload", f"{problem}: shorten duration_s or lower the rate")
         arrived_ns = self.arrivals_ns(seed, horizon_s, scale, trace_slice)
         if len(arrived_ns) == 0:
@@ -327,7 +327,8 @@ class World:
             made_in: the folder of the run that makes the scenario's own routers.
 
         Raises:
-            InputError: unknown, not made yet, made for another cluster, or by this scenario's run for another world.
+            InputError: unknown, not made yet, made for another cluster, or by this scenario's run for another
+                experiment.
         """
         return self._maker_of(name, made_in, key).make(self.context)
 
@@ -355,15 +356,16 @@ class World:
 
     @cached_property
     def compass(self) -> CompassRule:
-        """Compass by its name: the bundled numbers, started at this world's level (`dials.levelled`)."""
-        from scenarios.world.router_scores import levelled  # a caller that does not ask for it need not wait for numba
+        """Compass by its name: the bundled numbers, started at this experiment's level (`dials.levelled`)."""
+        # a caller that does not ask for it need not wait for numba
+        from scenarios.experiment.router_scores import levelled
 
         return levelled(self, CompassRule())
 
     @cached_property
     def made_with(self) -> Mapping[str, str]:
         """What the file of a router records that this scenario's run makes."""
-        return of_router(self.scenario, self.profiles, self.accuracy.prior.top1)
+        return of_router(self.scenario, self.profiles, self.accuracy.prior.accuracies)
 
 
 # ------------------------------------------------------------------------------------------------------------- faults

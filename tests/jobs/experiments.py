@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from jobs.job_scenario import JobsCase, read_case, read_scenario
+from jobs.job_scenario import JobExperiment, read_case, read_scenario
 from jobs.job_traces import JobTrace, write_trace
 from slimsched.jobs.verbs import profile_images_s
 
@@ -39,7 +39,7 @@ def write_case(folder: Path, trace: JobTrace, /, **keys: Any) -> Path:
     return path
 
 
-def case_of(folder: Path, trace: JobTrace, /, **keys: Any) -> JobsCase:
+def case_of(folder: Path, trace: JobTrace, /, **keys: Any) -> JobExperiment:
     """The same, read."""
     path = write_case(folder, trace, **keys)
     return read_case(read_scenario(path), str(path), profile_images_s)

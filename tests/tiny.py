@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.greedy_scheduler import GreedyParams
-from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, top1_of
+from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, accuracies_of
 from policies.vocabulary import IMAGE, NS_PER_S, WorkKey
 from sim.device_profile import Profile
 from sim.device_tables import DeviceTables, compile_tables
@@ -180,7 +180,7 @@ def cluster(
     )
     config = RouterConfig(segments=model.segments, widths=model.widths, fits=fits, **(router or {}))
     accuracy = prior(model.segments, model.widths)
-    config = replace(config, top1=top1_of(config, accuracy))
+    config = replace(config, accuracies=accuracies_of(config, accuracy))
     return ClusterSpec(devices, servers, config, decision_ns, weights or RewardWeights(), accuracy)
 
 

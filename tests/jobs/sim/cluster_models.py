@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jobs.job_records import NOT_YET, JobsRecord
-from jobs.job_simulation import JobRun, JobSimulation, JobWorld
+from jobs.job_simulation import ClusterModel, JobRun, JobSimulation
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup
 from jobs.policies.named_policies import JobPolicy, PreemptionParams, policy_of
@@ -30,12 +30,12 @@ def run(
     nodes: Sequence[int] = (4,),
     params: PreemptionParams = FREE,
     run_options: dict[str, Any] | None = None,
-    **world: Any,
+    **cluster_model: Any,
 ) -> JobsRecord:
     """On nodes with so many GPUs each."""
-    groups = world.pop("groups", tuple(NodeGroup(1, gpus) for gpus in nodes))
+    groups = cluster_model.pop("groups", tuple(NodeGroup(1, gpus) for gpus in nodes))
     chosen = policy_of(policy, params) if isinstance(policy, str) else policy
-    record = JobSimulation(JobWorld(groups, **world), JobRun(these, chosen, **(run_options or {}))).run()
+    record = JobSimulation(ClusterModel(groups, **cluster_model), JobRun(these, chosen, **(run_options or {}))).run()
     require_sane(record)
     return record
 

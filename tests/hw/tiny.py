@@ -26,7 +26,7 @@ class TinyNet(SlimResNet):
         super().__init__({"tiny": TINY}[shape])
 
 
-TINY_NETWORK = Network("tests.hw.worlds:TinyNet")
+TINY_NETWORK = Network("tests.hw.tiny:TinyNet")
 _HEAD = f"segments.{TINY.segments - 1}.head"
 
 

@@ -13,9 +13,9 @@ from policies.rules.compass import CompassRule
 from policies.rules.rule_context import RouterContext
 from policies.rules.rule_params import POINT
 from policies.vocabulary import OwnLimit
+from scenarios.experiment.workloads import TraceSlice
 from scenarios.files.scenario_keys import Scenario
 from scenarios.metrics.failure_signs import LIMIT
-from scenarios.world.workloads import TraceSlice
 from sim.compiled import UnsupportedScenario
 from sim.compiled.cluster_rows import program_of
 from sim.compiled.compiled_run import RunRow, run_to_end
@@ -26,7 +26,7 @@ KEPT_RUNS: Final = 8  # of those that a process has measured on: drawing one tak
 
 
 class Simulated(Protocol):
-    """What is needed of a `World`, whose module imports this one."""
+    """What is needed of a `Experiment`, whose module imports this one."""
 
     @property
     def scenario(self) -> Scenario:
@@ -50,7 +50,7 @@ class Simulated(Protocol):
 
     @property
     def run_spec(self) -> Callable[..., RunSpec]:
-        """Draws one run of the workload; called as `World.run_spec`."""
+        """Draws one run of the workload; called as `Experiment.run_spec`."""
         ...
 
     def with_series(self) -> Simulated:
@@ -68,7 +68,7 @@ class Maker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampledRun:
-    """A run by what it is drawn from: the same wherever that is done; see `World.run_spec`."""
+    """A run by what it is drawn from: the same wherever that is done; see `Experiment.run_spec`."""
 
     seed: int
     scale: float = 1.0
@@ -76,9 +76,9 @@ class SampledRun:
     trace_slice: TraceSlice | None = None
     end: str = "cut"
 
-    def spec(self, world: Simulated) -> RunSpec:
+    def spec(self, experiment: Simulated) -> RunSpec:
         """Return the run with everything that happens in it."""
-        return world.run_spec(
+        return experiment.run_spec(
             self.seed,
             duration_s=self.duration_s,
             scale=self.scale,
@@ -89,17 +89,17 @@ class SampledRun:
 
 
 class Scorer:
-    """Scores routers on runs of one world; the last runs are kept, because many routers are tried on each."""
+    """Scores routers on runs of one experiment; the last runs are kept, because many routers are tried on each."""
 
-    def __init__(self, world: Simulated) -> None:
-        self.world = world.with_series()
-        self._program, self._context = program_of(world.cluster), world.context
+    def __init__(self, experiment: Simulated) -> None:
+        self.experiment = experiment.with_series()
+        self._program, self._context = program_of(experiment.cluster), experiment.context
         self._priors = tuple_priors(self._program)
         self._specs: dict[SampledRun, RunSpec] = {}
 
     def keep(self, runs: Iterable[SampledRun]) -> None:
         """Draw these, and forget the others."""
-        self._specs = {run: self._specs.get(run) or run.spec(self.world) for run in dict.fromkeys(runs)}
+        self._specs = {run: self._specs.get(run) or run.spec(self.experiment) for run in dict.fromkeys(runs)}
 
     def score(self, rule: Maker, run: SampledRun) -> RunScore:
         """Score a router on a run; one that is kept, if threads do that concurrently."""
@@ -113,7 +113,7 @@ class Scorer:
             row.set_batching_delay_rule(planned.batching_delay)
         row.set_limit(OwnLimit(limit_ns_of(router)))
         run_to_end(row, planned, stream(spec.seed, "router:tuned"))
-        warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
+        warmup_s = min(self.experiment.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
         return score_run(row, self._priors, round(warmup_s * 1e9))
 
 
@@ -219,35 +219,35 @@ def crossing(measured: Mapping[float, float], target: float, low: float, high: f
     return below + share * (above - below)
 
 
-def levelled(world: Simulated, rule: CompassRule) -> CompassRule:
+def levelled(experiment: Simulated, rule: CompassRule) -> CompassRule:
     """Set the level that Compass starts from, so that it about keeps the operator's first floor without its control.
 
     It is set on three simulated runs of the scenario's load. It stays as it is if the scenario has no floor for all
     requests, if none can be kept, or if the compiled engine can't play the scenario.
     """
-    scenario = world.scenario
+    scenario = experiment.scenario
     floor = scenario.slo.goals(scenario.tuning.floor)[0].floor
-    if floor <= 0.0 or plan_of(rule.make(world.context), world.context.config) is None:
+    if floor <= 0.0 or plan_of(rule.make(experiment.context), experiment.context.config) is None:
         return rule
     try:
-        scorer = Scorer(world)
-        runs = [_part(world, number) for number in range(STARTS)]
+        scorer = Scorer(experiment)
+        runs = [_part(experiment, number) for number in range(STARTS)]
         scorer.keep(runs)
     except UnsupportedScenario:
         return rule
 
     def measure(by: float) -> Judged[list[RunScore]]:
-        return judged([scorer.score(rule.dialled(by, world.context), run) for run in runs])
+        return judged([scorer.score(rule.dialled(by, experiment.context), run) for run in runs])
 
     dial = find_dial(measure, floor)
     level = rule.numbers.level - (dial.by if dial.is_kept else 0.0)
     return rule.model_copy(update={"numbers": rule.numbers.model_copy(update={"level": level})})
 
 
-def _part(world: Simulated, number: int) -> SampledRun:
-    scenario, rate_img_s = world.scenario, world.mean_rate_img_s
+def _part(experiment: Simulated, number: int) -> SampledRun:
+    scenario, rate_img_s = experiment.scenario, experiment.mean_rate_img_s
     seed = derived_seed(scenario.seed, f"level:{number}")
     if rate_img_s is None:  # a trace's: count its requests
-        rate_img_s = len(world.run_spec(seed, detail=False).arrivals_ns) / scenario.duration_s
+        rate_img_s = len(experiment.run_spec(seed, detail=False).arrivals_ns) / scenario.duration_s
     duration_s = min(scenario.duration_s, IMAGES / rate_img_s)
     return SampledRun(seed, duration_s=duration_s, trace_slice=TraceSlice(number, STARTS))

@@ -193,7 +193,7 @@ def maker_of(name: str, scenario: Scenario, devices: Sequence[str], made_in: Pat
 MadeWith = dict[str, str]
 """A setting's key, or what else was read, and its value in words."""
 
-OF_A_WORLD: Final = (
+OF_AN_EXPERIMENT: Final = (
     *("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "classes", "reward", "jitter"),
     "end",
 )
@@ -232,19 +232,23 @@ def of_profile(scenario: Scenario, server: ServerSection) -> MadeWith:
     return of_network(scenario) | budget | _flat(f"cluster.servers.{server.name}.device", settings)
 
 
-def of_router(scenario: Scenario, profiles: Sequence[Profile], top1: Mapping[tuple[float, ...], float]) -> MadeWith:
-    """Return the world that a router is made for: load, cluster, profiles and accuracies; not how long it learned.
+def of_router(
+    scenario: Scenario, profiles: Sequence[Profile], accuracies: Mapping[tuple[float, ...], float]
+) -> MadeWith:
+    """Return the experiment that a router is made for: load, cluster, profiles and accuracies; not how long it learned.
 
     Args:
         profiles: each server's.
         top1: accuracies by width tuple.
     """
-    dumped = with_paths(scenario, lambda _: "").model_dump(mode="json", include=set(OF_A_WORLD), exclude_defaults=True)
+    dumped = with_paths(scenario, lambda _: "").model_dump(
+        mode="json", include=set(OF_AN_EXPERIMENT), exclude_defaults=True
+    )
     origin = {key: value for part in dumped for key, value in _flat(part, dumped[part]).items()}
     origin |= {f"workload.{file.key}": inputs_hash(file.path)[:16] for file in named_files(scenario.workload)}
     for server, profile in zip(scenario.cluster.named_servers, profiles, strict=True):
         origin[f"the profile of {server.name}"] = inputs_hash(profile.model_dump_json(exclude_none=True))[:16]
-    return origin | {"the accuracies": inputs_hash(sorted(top1.items()))[:16]}
+    return origin | {"the accuracies": inputs_hash(sorted(accuracies.items()))[:16]}
 
 
 def _flat(key: str, value: Any) -> MadeWith:

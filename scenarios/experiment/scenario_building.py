@@ -1,6 +1,6 @@
 """Builds a scenario: its servers, profiles, network and accuracy, checked and joined, and the paths of their files.
 
-`build_world` and the functions that it calls open no file and measure nothing.
+`build_experiment` and the functions that it calls open no file and measure nothing.
 
 Files: a scenario may name the files of its network, accuracy and profiles. A run makes the files that the scenario does
 not name, and keeps them in its run folder. This module has their paths and reads them; `scenarios.job` makes them.
@@ -21,14 +21,14 @@ from kit.errors import InputError
 from kit.strict import StrictModel
 from policies.faults import Supervision
 from policies.greedy_scheduler import GreedyParams
-from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, nests_of, top1_of, tuples_within
+from policies.interfaces import AccuracyPrior, RewardWeights, RouterConfig, accuracies_of, nests_of, tuples_within
 from policies.rules.rule_context import corners, cost_at, path
 from policies.vocabulary import Provenance, nanoseconds
+from scenarios.experiment.resolved_scenario import ASSUMED_DECISION_S, Experiment, NetworkAccuracy
+from scenarios.experiment.scenario_routers import of_accuracy, of_network, of_profile, require_same, require_weights
 from scenarios.files.bundled_files import profile_file
 from scenarios.files.scenario_keys import GB, DeviceSection, GreedySection, LinkSection, Scenario, ServerSection
 from scenarios.files.scenario_reading import load_scenario, read_profile
-from scenarios.world.resolved_scenario import ASSUMED_DECISION_S, NetworkAccuracy, World
-from scenarios.world.scenario_routers import of_accuracy, of_network, of_profile, require_same, require_weights
 from sim.device_profile import Link, Profile, RouterHost
 from sim.device_tables import DeviceTables, ProfileCosts, compile_tables, padded_sizes
 from sim.emulated_device import emulated
@@ -45,7 +45,7 @@ USUAL_MICRO_BATCH = 8  # images
 _SCALE_CAP = {"cpu": 2, "cuda": 0}  # a GPU's second instance of a kind is a second stream, not a second device
 
 
-def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> World:
+def build_experiment(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> Experiment:
     """Join a scenario (with its servers named, not `auto`) with a profile for each server and the accuracy.
 
     Raises:
@@ -92,19 +92,19 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
     )
     capacity_img_s = estimated_capacity_img_s(cluster, costs)
     goals, classes = scenario.slo.goals(scenario.tuning.floor), scenario.classes
-    has_limit = any(each.p99_limit_s for each in goals) or any(each.p99_limit_s for each in classes)
+    has_limit = any(goal.p99_limit_s for goal in goals) or any(each.p99_limit_s for each in classes)
     if scenario.slo.refuse and has_limit:
         carried_img_s = capacity_img_s * _speed_as_promised(scenario, cluster, costs)
         cluster = replace(cluster, router=replace(cluster.router, carried_img_s=carried_img_s))
-    world = World(scenario, of_server, accuracy, cluster, costs, capacity_img_s)
-    _require_reachable(scenario, world)
-    return world
+    experiment = Experiment(scenario, of_server, accuracy, cluster, costs, capacity_img_s)
+    _require_reachable(scenario, experiment)
+    return experiment
 
 
-def _require_reachable(scenario: Scenario, world: World) -> None:
+def _require_reachable(scenario: Scenario, experiment: Experiment) -> None:
     """Raise `InputError` if the operator asks for more accuracy than any width tuple that servers hold has."""
     goals = scenario.slo.goals(scenario.tuning.floor)
-    config, tuples = world.cluster.router, world.held_top1
+    config, tuples = experiment.cluster.router, experiment.held_top1
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
     keyed = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
     floors = [(key, floor, config.widths) for key, floor in keyed]
@@ -137,15 +137,17 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, at: int 
 
 def _speed_as_promised(scenario: Scenario, cluster: ClusterSpec, costs: ProfileCosts) -> float:
     """Return the first server's speedup at the promised accuracy relative to full width."""
-    config, top1 = cluster.router, cluster.prior.top1
+    config, accuracies = cluster.router, cluster.prior.accuracies
     floors = [each.floor for each in scenario.classes] or [scenario.slo.goals(scenario.tuning.floor)[0].floor]
     shares = [each.share for each in scenario.classes] or [1.0]
     as_promised_s = full_s = 0.0
     for floor, share, widths in zip(floors, shares, config.class_widths, strict=True):
-        cost_s = {row: sum(costs.image_s(0, key) for key in path(row)) for row in top1 if set(widths).issuperset(row)}
-        front = corners(top1, cost_s)
-        best = min(floor or 0.0, top1[front[0]])
-        as_promised_s += share * cost_at(best, front, top1, cost_s)
+        cost_s = {
+            row: sum(costs.image_s(0, key) for key in path(row)) for row in accuracies if set(widths).issuperset(row)
+        }
+        front = corners(accuracies, cost_s)
+        best = min(floor or 0.0, accuracies[front[0]])
+        as_promised_s += share * cost_at(best, front, accuracies, cost_s)
         full_s += share * cost_s[(widths[-1],) * config.segments]
     return full_s / as_promised_s
 
@@ -296,7 +298,7 @@ def _router_config(
             caps = ", ".join(f"{server.name} {server.params.vram_cap_bytes / GB:g} GB" for server in servers)
             problem = f"no server can hold {segment_text}{model_text} at any width (caps: {caps}); raise vram_cap_gb"
             raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
-    return replace(config, top1=top1_of(config, prior))
+    return replace(config, accuracies=accuracies_of(config, prior))
 
 
 def _models_of_classes(scenario: Scenario, models: tuple[str, ...]) -> tuple[int, ...]:
@@ -495,19 +497,19 @@ def _is_played(device: DeviceSection, path: Path) -> bool:
     return (played.name, played.latency) == (profile.name, profile.latency)
 
 
-def make_world(scenario: Scenario, folder: Path) -> World:
+def make_experiment(scenario: Scenario, folder: Path) -> Experiment:
     """Combine everything; raises `InputError` for what is missing or does not fit."""
     scenario = with_named_servers(scenario)
     profiles = read_profiles(scenario, folder)
     accuracy = read_accuracy(scenario, folder)
     require_same_model(scenario, profiles, accuracy)
-    return build_world(scenario, profiles, accuracy)
+    return build_experiment(scenario, profiles, accuracy)
 
 
-def load_world(path: Path, folder: Path | None = None) -> World:
-    """Return `make_world` from a scenario's file."""
+def load_experiment(path: Path, folder: Path | None = None) -> Experiment:
+    """Return `make_experiment` from a scenario's file."""
     scenario = load_scenario(path)
-    return make_world(scenario, folder or default_folder(scenario))
+    return make_experiment(scenario, folder or default_folder(scenario))
 
 
 def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> None:
@@ -520,8 +522,8 @@ def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accu
         InputError: it is of another one.
     """
     segments, widths = (
-        len(next(iter(accuracy.prior.top1))),
-        sorted({width for row in accuracy.prior.top1 for width in row}),
+        len(next(iter(accuracy.prior.accuracies))),
+        sorted({width for row in accuracy.prior.accuracies for width in row}),
     )
     for name, profile in profiles.items():
         model = profile.model
@@ -536,6 +538,6 @@ def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accu
             problem = f"the profile of {name!r} is of another model ({model.name}, {model.hash[:12]}); calibrate again"
             raise InputError(scenario.name, "cluster.servers", problem)
         every = tuples_within(nests_of(model.widths, model.nests), model.segments)
-        if missing := [row for row in every if row not in accuracy.prior.top1]:
+        if missing := [row for row in every if row not in accuracy.prior.accuracies]:
             problem = f"the accuracy table lacks {len(missing)} of {len(every)} width tuples, first {list(missing[0])}"
             raise InputError(scenario.name, "model", f"{problem}; a router may ask for any: write them, too")
