@@ -422,7 +422,7 @@ def warnings_of(experiment: JobExperiment) -> Iterator[str]:
     cluster = experiment.scenario.cluster
     if experiment.load > 1:
         yield (
-            f"the load is {experiment.load:.2f}: more work is submitted than {cluster.gpus:,} GPUs can do, so queues grow as "
+            f"the load is {experiment.load:.2f}: more work than {cluster.gpus:,} GPUs can do, so queues grow as "
             "long as the trace lasts, and waits say more of its length than of a policy"
         )
     yield from _idle_nodes(experiment)
@@ -505,7 +505,8 @@ def _idle_nodes(experiment: JobExperiment) -> Iterator[str]:
     if missing := _missing_types(experiment):
         may = np.array([not text or bool(kinds & set(text.split("|"))) for text in jobs.gpu_types.tolist()])
         lost = f"; {np.sum(~may):,} jobs may run nowhere, and are refused" if not may.all() else ""
-        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}; {_type_remedy(experiment, missing)}"
+        remedy = _type_remedy(experiment, missing)
+        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}; {remedy}"
     if "" not in vcs:
         without = ~np.isin(jobs.vc.astype(str), sorted(vcs))
         if without.any():

@@ -220,7 +220,7 @@ class _Server:
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """The complete state of a router's core; `waiting` is the FIFO, the oldest first; `accuracies`: see `RouterConfig`."""
+    """The complete state of a router's core; `waiting` is the FIFO, oldest first; `accuracies`: see `RouterConfig`."""
 
     arrived: int
     completed: int

@@ -263,7 +263,8 @@ def _apart(experiment: Experiment, run: ServedRun) -> Apart:
     """Simulate it: the same arrivals, router and slowdowns."""
     owners = [server.device for server in experiment.cluster.servers]
     simulated, _ = run_simulation(
-        experiment, experiment.router(ROUTER), ROUTER, run.result["seed"], duration_s=RUN_S, warmup_s=WARMUP_S, scale=run.scale,
+        experiment, experiment.router(ROUTER), ROUTER, run.result["seed"],
+        duration_s=RUN_S, warmup_s=WARMUP_S, scale=run.scale,
         slowdowns=observed_slowdowns(run.record, experiment.cluster.devices, owners),
     )  # fmt: skip
     simulated_stages, measured_stages = simulated["stages_s"], run.result["stages_s"]

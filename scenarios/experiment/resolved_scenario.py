@@ -103,7 +103,7 @@ class Experiment:
         return replace(self, decision_times_s=dict(times_s))
 
     def decided_by(self, router: str) -> Experiment:
-        """Return the experiment of simulations with that router: its own decisions' time is charged, in both engines."""
+        """Return the experiment with that router's own decision time charged in simulation."""
         own_ns = nanoseconds(self.decision_times_s.get(router, 0.0))
         if not own_ns:
             return self

@@ -79,7 +79,9 @@ def compare(
     results = _compared(run, experiment, engine, jobs, within)
     compared = partial(
         compare_results, results, baseline, learned=learned_among(section.routers, run.folder.path),
-        unreliable=[server.name for server in run.scenario.cluster.owners if unreliable(experiment.profile_of(server.name))],
+        unreliable=[
+            server.name for server in run.scenario.cluster.owners if unreliable(experiment.profile_of(server.name))
+        ],
         equal=equal,
     )  # fmt: skip
     document = compared()

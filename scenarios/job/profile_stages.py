@@ -218,7 +218,7 @@ OF_THE_MACHINE = ("system", "cores")
 
 
 def with_decision_times(run: Run, experiment: Experiment, routers: Sequence[str]) -> Experiment:
-    """Return the experiment in which each of these routers' decisions take their time measured here, if that is known."""
+    """Return the experiment with these routers' decision times, as measured here."""
     if experiment.scenario.router.decision_s != "measured" or all(
         profile.router_host is None for profile in experiment.profiles
     ):

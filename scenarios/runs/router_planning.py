@@ -280,7 +280,8 @@ def floor_doubt(experiment: Experiment, slo: Slo) -> str:
     if sum(alone) and binomtest(alone[0], sum(alone)).pvalue <= CHANCE:
         return ""
     (high, low), images = (model.name_of(widths[0]) for widths in (above, below)), len(evaluation.correct)
-    text = f"{high} ({accuracies[above]:.1%}) and {low} ({accuracies[below]:.1%}) are not significantly different on {images} images"
+    both = f"{high} ({accuracies[above]:.1%}) and {low} ({accuracies[below]:.1%})"
+    text = f"{both} do not differ significantly on {images} images"
     return f"slo.floor: {text}, and the floor of {slo.floor:.1%} is between them; evaluate them on more images"
 
 

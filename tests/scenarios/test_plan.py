@@ -309,7 +309,7 @@ def test_a_floor_between_members_that_may_differ_by_chance_is_told(floor: float 
         accuracy=SimpleNamespace(evaluation=evaluation), cluster=SimpleNamespace(devices=[device])
     )
     told = floor_doubt(experiment, Slo(floor))
-    said = "resnet18 (73.3%) and resnet18 int8 (72.9%) are not significantly different on 240 images"
+    said = "resnet18 (73.3%) and resnet18 int8 (72.9%) do not differ significantly on 240 images"
     assert (said in told) is is_told
     model.labels = ()
     assert floor_doubt(experiment, Slo(floor)) == "", "widths of one network are mixed"
