@@ -471,12 +471,12 @@ def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatc
     ("choice", "words"),
     [
         (7, "choose returned 7; expected a policies.vocabulary.Choice"),
-        (None, "choose returned None; allowed is"),
+        (None, "choose returned None; expected"),
         (Choice(99, 1.0, 1), r"expected servers: those that are valid now: 1, 2"),
         (Choice(-1, 1.0, 1), r"valid now: 1, 2"),
         (Choice(0, 1.0, 1), r"valid now: 1, 2"),
-        (Choice(1, 0.3, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
-        (Choice(1, 1.0, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
+        (Choice(1, 0.3, 1), r"expected widths on server 1: 0\.25, 0\.5"),
+        (Choice(1, 1.0, 1), r"expected widths on server 1: 0\.25, 0\.5"),
         (Choice(1, 0.5, 0), "expected: micro_batch_size, a whole number from 1"),
         (Choice(1.0, 0.5, 1), "int, float and int for server, width and micro-batch size, not float, float, int"),  # type: ignore[arg-type]
         (Choice(1, "0.5", 1), "not int, str, int"),  # type: ignore[arg-type]
