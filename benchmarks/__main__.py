@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME ...`: runs the studies. Each says what it makes with `--help`."""
+"""`python -m benchmarks NAME ...`: runs the studies. Each shows what it makes with `--help`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _scale(
         router: these; with `, all seen` behind its name one looks at every server at each decision.
         seeds: the first so many of the scenario's comparison.
         scenarios: the folder of the scenario files.
-        kept: where rows are kept; an interrupted command goes on there.
+        kept: where rows are kept; an interrupted command resumes there.
         docs: whose data it is written to.
     """
     points = scale.points(scenarios, only, size, router, seeds)
@@ -120,7 +120,7 @@ def _serving(
         scenario: whose network is served on this machine's devices.
         folder: its run folder, with profiles and routers.
         router: that decides as shipped.
-        rivals: their environment; benchmarks/serving/rivals.py says how to make it.
+        rivals: their environment; benchmarks/serving/rivals.py shows how to make it.
         json: where rows are kept.
     """
     from benchmarks.serving.measuring import measure  # imports the extra `serve`
@@ -166,7 +166,7 @@ def _rltune(
         episodes: windows before each.
         runs: where the trained files are; a finished one is not trained again.
         docs: whose data and page are written.
-        jobs: processes beside each other; one a core by default.
+        jobs: processes in parallel; one a core by default.
     """
     frame = rltune.make_frame(scenario, runs, seeds, epochs, episodes, jobs or core_count())
     pages.write_frames(docs / "data", {"rltune": frame})

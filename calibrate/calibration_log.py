@@ -90,7 +90,7 @@ class Log:
             raise WorkError(f"{error}; {self._kept()}") from error
 
     def _kept(self) -> str:
-        return f"{len(self.results)} finished steps are kept in {self.path}: the same command goes on from there"
+        return f"{len(self.results)} finished steps are kept in {self.path}: the same command resumes there"
 
     def _write(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record).encode() + b"\n"

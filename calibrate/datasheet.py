@@ -252,7 +252,7 @@ def find_gpu(name: str) -> Gpu:
     key = gpu_key(name)
     if key is None:
         similar = nearest(name.lower(), GPUS, same_numbers=True)
-        problem = f"no published figures of {name!r}; {similar}; for a GPU of your own give its sheet, SHEET.yaml"
+        problem = f"no published figures of {name!r}; {similar}; for a custom GPU give its sheet, SHEET.yaml"
         raise InputError("profile synth", "gpu", problem)
     return GPUS[key]
 

@@ -269,7 +269,7 @@ class Interference:
 def require_quiet(device: str, interference: Interference, allow_busy: bool) -> None:
     """Raise `InputError` if others use so much of the device that measurements would be invalid."""
     if interference.is_busy and not allow_busy:
-        remedy = "or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
+        remedy = "or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile records it"
         raise InputError("calibrate", device, f"{interference.warning}, {remedy}")
 
 
@@ -382,7 +382,7 @@ class Difference:
         if self.stamp in (KIND, DEVICE):
             return "calibrate this device"
         if self.stamp in VERSIONS:
-            return "`slimsched profile check` says whether the profile still holds"
+            return "`slimsched profile check` shows whether the profile still holds"
         return "run the device as it was calibrated, or calibrate it again"
 
 

@@ -69,7 +69,7 @@ from hw.transport.messages import (
     Timed,
     TogetherResult,
 )
-from hw.worker.instances import Way, quickest, race
+from hw.worker.instances import Way, fastest, race
 from hw.worker.torch_outfit import torch_workers
 from kit.errors import WorkError
 from policies.vocabulary import NS_PER_S, Provenance
@@ -397,7 +397,7 @@ def settled(request: CalibrationRequest, timed: Race = race) -> tuple[Calibratio
     begun, candidates = _begun(request), request.candidates or (device,)
     if begun is None:
         raced = timed(request.file, candidates, powers_of_two(request.batch_limit))
-        best = quickest(raced)
+        best = fastest(raced)
         begun = replace(best.device, warm_sizes=padded_sizes(request.batch_limit, best.micro_batch_s))
         text = "; ".join(map(str, raced)) if len(raced) > 1 else ""
     return replace(request, device=begun, peer=begun if request.peer == request.device else request.peer), text

@@ -1,4 +1,4 @@
-"""Your own PPO in 60 lines of torch: it learns to route, its file is a router, and that is compared with two that ship.
+"""Your own PPO in 60 lines of torch: it learns to route, its file is a router, compared with two bundled ones.
 
 `python examples/train_router.py` takes one to four minutes on two cores, by what else runs there. With `40000 0 1 2`
 behind it, it learns from so many decisions with three seeds, whose curves stand in one picture, `curves.svg`.

@@ -190,7 +190,9 @@ def read_journal(text: str, source: str) -> list[Change]:
             raise msgspec.DecodeError
         return [msgspec.json.decode(line, type=Change) for line in lines]
     except msgspec.DecodeError:
-        raise InputError(source, "", "is no journal of `slimsched jobs advise`; name the one that it wrote") from None
+        raise InputError(
+            source, "", "is not a journal of `slimsched jobs advise`; name the one that it wrote"
+        ) from None
 
 
 def _is_ours(job: LiveJob, last: Mapping[int, Change]) -> bool:
@@ -225,7 +227,7 @@ def require_order(candidate: NamedPolicy, source: str) -> None:
     if policy.is_preemptive or policy.learned or policy.queueing == ROUNDS or policy.order == MULTIFACTOR:
         problem = "stops jobs, is learned, or is Slurm's own"
     elif policy.estimate == ORACLE:
-        problem = "knows true run times, which nobody does"
+        problem = "knows true run times, which no scheduler does"
     else:
         return
     allowed = "saf-requested (smallest requested GPU time first), qssf, smallest, sjf-history, fifo and the like"

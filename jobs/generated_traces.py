@@ -103,7 +103,7 @@ def sizes(text: str, flag: str) -> dict[int, float]:
     for part in text.split(","):
         gpus, _, weight = part.partition(":")
         if not (gpus.isascii() and gpus.isdigit() and int(gpus[:9]) >= 1 and len(gpus) <= 6):
-            raise InputError(flag, "", f"{gpus!r:.40} is no number of GPUs; expected pairs such as 1:0.7,8:0.3")
+            raise InputError(flag, "", f"{gpus!r:.40} is not a number of GPUs; expected pairs such as 1:0.7,8:0.3")
         if int(gpus) in weights:
             raise InputError(flag, gpus, "is given twice; give each size once")
         weights[int(gpus)] = _positive(weight, flag, gpus)

@@ -188,7 +188,7 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies
         remedy = (
             "`slimsched jobs import LOG` makes a trace of a log, and `slimsched jobs init TRACE --nodes 64x8` one of it"
         )
-        raise InputError(str(path), "", f"is no scenario of training jobs: {remedy}")
+        raise InputError(str(path), "", f"is not a scenario of training jobs: {remedy}")
     raw = strict.mapping(read_text(path), str(path))
     for key, value in (changes or {}).items():
         strict.change(raw, key.split("."), value, str(path))
@@ -354,7 +354,7 @@ def _speeds(
             continue
         key = f"cluster.nodes.{number}.profile"
         if images_s is None:
-            raise InputError(source, key, "nobody here reads profiles; `slimsched.jobs` does")
+            raise InputError(source, key, "nothing here reads profiles; `slimsched.jobs` does")
         rates = images_s(Path(group.profile), source, key)
         if of_type.setdefault(group.type, rates) != rates:
             problem = f"another group of type {group.type!r} has another profile; name the types apart"

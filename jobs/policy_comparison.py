@@ -78,7 +78,7 @@ def read_run(path: Path, made_of: str, jobs: JobTrace) -> JobsRecord | None:
         table = parquet.read_table(path)
         header: dict[str, Any] = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
     except (ArrowException, OSError, ValueError):
-        raise InputError(str(path), "", "is no run of training jobs, or damaged; remove it") from None
+        raise InputError(str(path), "", "is not a run of training jobs, or damaged; remove it") from None
     if header.get("schema") != RUN_SCHEMA:
         raise InputError(str(path), "", "was not made by `slimsched jobs`; move it elsewhere, or name another folder")
     if header["made_of"] != made_of:

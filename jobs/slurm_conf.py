@@ -176,7 +176,7 @@ def _partitions(
             members[line["partitionname"]] = with_gpus
     for partition, names in unknown.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        notes.append(f"PartitionName: {partition} names {names[0]}{more}, which is no node")
+        notes.append(f"PartitionName: {partition} names {names[0]}{more}, which is not a node")
     partition_of = {node: name for name, node_names in members.items() for node in node_names}
     if is_shared := sum(map(len, members.values())) > len(partition_of):
         notes.append(f"PartitionName: {', '.join(members)} share nodes, so every job may use every node here")
@@ -216,7 +216,9 @@ def _range(text: str, whole: str, source: str) -> list[str]:
     for part in text.split(","):
         first, _, last = part.partition("-") if "-" in part else (part, "", part)
         if not (first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + MOST_NODES):
-            raise InputError(source, "NodeName", f"{whole!r:.80} is no list of nodes; such are n[1-8] and n[01-03,7]")
+            raise InputError(
+                source, "NodeName", f"{whole!r:.80} is not a list of nodes; such are n[1-8] and n[01-03,7]"
+            )
         numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return numbers
 
@@ -247,7 +249,7 @@ def _multifactor(settings: Settings, source: str, notes: list[str]) -> dict[str,
 
 def _number(text: str, key: str, source: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise InputError(source, key, f"{text!r:.80} is no number")
+        raise InputError(source, key, f"{text!r:.80} is not a number")
     return float(text)
 
 
@@ -261,5 +263,5 @@ def span_s(text: str, key: str, source: str) -> float:
     parts = rest.split(":")
     units_s = (3600, 60, 1) if dash or len(parts) > 2 else (60, 1)
     if not all(part.isdigit() for part in (*parts, days or "0")) or len(parts) > len(units_s):
-        raise InputError(source, key, f"{text!r:.80} is no time; such are 5, 7-0 and 14-00:00:00")
+        raise InputError(source, key, f"{text!r:.80} is not a time; such are 5, 7-0 and 14-00:00:00")
     return 86400.0 * int(days or 0) + sum(unit_s * int(part) for unit_s, part in zip(units_s, parts, strict=False))

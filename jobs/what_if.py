@@ -177,7 +177,7 @@ def nodes_of(text: str) -> NodeGroup:
     """
     match = _NODES.fullmatch(text)
     if match is None or not int(match["count"]) or not int(match["gpus"]):
-        raise InputError("--nodes", "", f"{text!r:.80} is no group of nodes; such are 64x8, 64x8:v100, 16x4:a100=VC")
+        raise InputError("--nodes", "", f"{text!r:.80} is not a group of nodes; such are 64x8, 64x8:v100, 16x4:a100=VC")
     return NodeGroup(int(match["count"]), int(match["gpus"]), match["type"] or "", match["vc"] or "")
 
 

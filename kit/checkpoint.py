@@ -54,14 +54,14 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a mapping)
     except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy lacks
         problem = f"not a safetensors file, or damaged ({error}); remove or replace it"
         raise InputError(str(path), "", problem) from error
     if metadata.get("schema") != schema:
         file_schema = metadata.get("schema", "none")
         file_kind, kind = (each.removeprefix("slimsched.").split("/")[0] for each in (file_schema, schema))
-        problem = f"not a {kind} of this version" if file_kind == kind else f"this is no {kind}; {made_by}"
+        problem = f"not a {kind} of this version" if file_kind == kind else f"this is not a {kind}; {made_by}"
         raise InputError(str(path), "schema", f"found {file_schema}, expected {schema}: {problem}")
     stored = metadata.pop(CHECKSUM, None)
     if stored != (computed := _checksum(tensors, metadata)):

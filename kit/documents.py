@@ -52,7 +52,7 @@ def read_json(path: Path) -> Any:
 
 def no_number(constant: str) -> Any:
     """Raise `ValueError`: a hook for `json.loads`, which would accept `NaN` and `Infinity`."""
-    raise ValueError(f"{constant} is no number that JSON knows")
+    raise ValueError(f"{constant} is not a number that JSON knows")
 
 
 @contextmanager

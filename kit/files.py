@@ -185,7 +185,7 @@ def _require_writable(path: Path, folder: Path) -> None:
     while not (folder.exists() or folder.is_symlink()):
         folder = folder.parent
     if not folder.is_dir():
-        raise InputError(str(path), "", f"{folder} is no folder: nothing can lie below it; name another place")
+        raise InputError(str(path), "", f"{folder} is not a folder: nothing can lie below it; name another place")
     with tempfile.TemporaryFile(dir=folder):
         pass
 

@@ -36,7 +36,7 @@ def cache_problem() -> str | None:
     if folder is not None and _writable(folder) is not None:
         return None
     remedy = "set SLIMSCHED_CACHE to a folder that can"
-    return f"{folder or 'the home folder'} can't be written, so the engine is compiled anew at each start; {remedy}"
+    return f"{folder or 'the home folder'} can't be written, so the engine is compiled again at each start; {remedy}"
 
 
 def folder_of(module: str) -> Path | None:

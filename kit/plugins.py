@@ -171,7 +171,7 @@ def _admit(name: str, source: str, key: str) -> None:
     module, _, attribute = name.partition(":")
     description = f"{_shown(_file(_found(module))) or module}: {attribute}"
     if os.environ.get(REFUSING, "0") not in ("", "0"):
-        problem = f"{name!r} is code of your own ({description}), which --no-own-code (or {REFUSING}=1) refuses"
+        problem = f"{name!r} is custom code ({description}), which --no-own-code (or {REFUSING}=1) refuses"
         raise InputError(source, key, f"{problem}; leave that out where you trust the file")
     if (listener := _listener.get()) is not None:
         location = f"{source}: {key}" if key else source

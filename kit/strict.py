@@ -108,7 +108,7 @@ def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]
     for key_node, _ in node.value:
         if key_node.tag != f"{_TAG}str":
             shown = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
-            raise _refused(f"{shown} is no text, and so no key; write it in quotes", key_node.start_mark)
+            raise _refused(f"{shown} is not text, and so no key; write it in quotes", key_node.start_mark)
         if key_node.value in keys:
             raise _refused(f"the key {key_node.value!r:.80} is given twice", key_node.start_mark)
         keys.add(key_node.value)
@@ -235,7 +235,7 @@ def validate(model: type[Document], raw: dict[str, Any], source: str) -> Documen
         refusal = _explain(model, error, source)
         raise InputError(source, with_name(raw, refusal.key), refusal.problem) from None
     except (TypeError, ValueError) as error:
-        raise InputError(source, "", f"holds something that is no plain number, text or list: {error}") from None
+        raise InputError(source, "", f"holds something that is not a plain number, text or list: {error}") from None
 
 
 def with_name(raw: Any, key: str) -> str:

@@ -309,7 +309,7 @@ class RouterConfig:
     model_of: tuple[int, ...] = ()
     model_shares: tuple[float, ...] = ()
     samples: int = 0
-    carried_img_s: float = 0.0
+    sustained_img_s: float = 0.0
 
     @property
     def servers(self) -> int:

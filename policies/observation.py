@@ -76,14 +76,14 @@ def problem_with(batching_delays_s: Sequence[float], limit_s: float) -> str | No
     if list(batching_delays_s) != sorted(set(batching_delays_s)) or not all(
         isfinite(seconds * NS_PER_S) and seconds * NS_PER_S >= 1 for seconds in batching_delays_s
     ):
-        return f"{list(batching_delays_s)} must ascend, each a nanosecond or longer; or leave it empty, to delay nobody"
+        return f"{list(batching_delays_s)} must ascend, each a nanosecond or longer; or leave it empty, for no delay"
     if not batching_delays_s or batching_delays_s[-1] <= limit_s:
         return None
     if limit_s == 0:
         remedy = "set router.max_batching_delay_s above 0, or leave batching_delays_s empty"
-        return f"{list(batching_delays_s)}: nobody may be delayed; {remedy}"
+        return f"{list(batching_delays_s)}: no request may be delayed; {remedy}"
     allowed = f"at most router.max_batching_delay_s ({limit_s:g})"
-    longest = f"{batching_delays_s[-1]:g} is longer than anybody may be delayed"
+    longest = f"{batching_delays_s[-1]:g} is longer than the limit"
     return f"{longest}, {allowed}; raise that limit, or choose shorter waits"
 
 

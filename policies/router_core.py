@@ -634,7 +634,7 @@ class RouterCore:
         """Set the number of images that fit within the strictest limit, and the order in which classes are refused."""
         goals = [tally.goal for tally in self._tallies]
         limit_ns = min((goal.limit_ns for goal in goals if goal.limit_ns), default=0)
-        self._room.images = self.config.carried_img_s * limit_ns / NS_PER_S
+        self._room.images = self.config.sustained_img_s * limit_ns / NS_PER_S
         for tally in self._tallies:
             better = sum(goal.floor > tally.goal.floor for goal in goals)
             tally.rank = better / max(1, len(goals) - 1)

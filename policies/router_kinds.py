@@ -78,7 +78,7 @@ KINDS: Final[Mapping[str, RouterKind]] = {
         ),
         RouterKind(
             name="milp",
-            help="tuples and shares from a mixed integer programme, after Proteus",
+            help="tuples and shares from a mixed integer program, after Proteus",
             spec="policies.rules.proteus:MilpRule",
         ),
         RouterKind(

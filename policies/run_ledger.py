@@ -365,7 +365,7 @@ class Ledger:
             self._delayed_before[micro_batch.micro_batch] = batching_delays
         if not self._detail:
             return
-        assert decision is not None, "a micro-batch that nobody asked for"
+        assert decision is not None, "a micro-batch that was not requested"
         decision.sent_ns = decision.gathered_ns = now_ns
         decision.width, decision.number = micro_batch.key.width, micro_batch.micro_batch
         decision.server, decision.incarnation = micro_batch.server, micro_batch.incarnation

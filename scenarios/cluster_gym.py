@@ -141,7 +141,7 @@ def make_vector_env(
 def _require_undrawn(render_mode: str | None) -> None:
     """Refuse to draw: Stable-Baselines3, CleanRL and others ask every environment for frames, and most show none."""
     if render_mode == PICTURES:
-        logger.warn(f"{ID}: render_mode: nothing is drawn, so {PICTURES!r} gives no pictures")
+        logger.warn(f"{ID}: render_mode: nothing is drawn, so {PICTURES!r} gives no images")
     elif render_mode is not None:
         raise InputError(ID, "render_mode", f"{render_mode!r}: nothing is drawn; leave it out, or give None")
 

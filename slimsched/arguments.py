@@ -64,7 +64,7 @@ def whole_number(text: str) -> int:
     """Read a whole number: 1.5 is refused, and is not rounded."""
     if not re.fullmatch(r"[+-]?\d{1,18}", text):
         several = "; for several values give the flag before each" if "," in text else ""
-        raise ValueError(f"{text!r:.40} is no whole number{several}")
+        raise ValueError(f"{text!r:.40} is not a whole number{several}")
     return int(text)
 
 

@@ -141,19 +141,19 @@ def _images(member: Member, images: str, size: int | None, pictures: int | None,
 
     if not is_image_folder(images):
         if size is not None:
-            raise InputError("--size", "", f"is for a folder of pictures; {images!r} has its own size")
+            raise InputError("--size", "", f"is for a folder of images; {images!r} has its own size")
         data, name = load_dataset(images), images
     else:
         parts = build_given(Named(member.network, member.options, "NETWORKS", ""), 2).modules()
         channels = next((part.in_channels for part in parts if isinstance(part, nn.Conv2d)), 3)
         target, name = folder / IMAGES, IMAGES
         if Path(images).resolve().is_relative_to(target.resolve()):
-            raise InputError("--images", "", f"{images} is written anew; name the folder that it was made from")
+            raise InputError("--images", "", f"{images} is written again; name the folder that it was made from")
         shutil.rmtree(target, ignore_errors=True)  # of an earlier call: the folder is ours
         with Progress("resize pictures", None, unit="picture", quiet=observer().quiet) as progress:
             unreadable = test_sample(Path(images), target, size, channels, pictures, progress.set)
         if unreadable:
-            observer().remark(f"warning: {unreadable} pictures can't be read; they are left out")
+            observer().remark(f"warning: {unreadable} images can't be read; they are left out")
         data = load_dataset(str(target))
     if len(data.test_labels) < MIN_IMAGES:
         problem = f"{images} has {len(data.test_labels)} test images; an accuracy needs {MIN_IMAGES}"
@@ -286,7 +286,7 @@ def _answer(
     from scenarios.show.tables import UNBROKEN, Table, columns, to_text
 
     rows, documents = [], []
-    carried, images = 0.0, len(candidates[0].correct)
+    sustained, images = 0.0, len(candidates[0].correct)
     for candidate in sorted(candidates, key=lambda each: -each.top1):
         label, size_mb = candidate.member.label, candidate.network.held_bytes() / 1e6
         interval = binomtest(int(candidate.correct.sum()), images).proportion_ci(method="wilson")
@@ -304,8 +304,12 @@ def _answer(
             for name, curve in curves.items():
                 cells += [f"{1e3 * curve.mean_s[0]:.3g} / {1e3 * curve.mean_s[-1]:.3g}", f"{img_s[name]:.0f}"]
             most = sum(img_s.values())
-            use = f"{carried:.0f} to {most:.0f} images/s" if most > carried else "none here: a better one carries more"
-            carried = max(carried, most)
+            use = (
+                f"{sustained:.0f} to {most:.0f} images/s"
+                if most > sustained
+                else "none here: a better one sustains more"
+            )
+            sustained = max(sustained, most)
             document["images_s"] = img_s
         rows.append([*cells, use])
         documents.append(document)
@@ -317,7 +321,10 @@ def _answer(
             f"{server} holds {', '.join(labels)}: all together take more than its memory"
             for server, labels in holds.items()
         ),
-        *(f"the lead of {a.member.label} over {b.member.label} may be chance: more images tell" for a, b in close),
+        *(
+            f"the lead of {a.member.label} over {b.member.label} is not statistically significant: more images tell"
+            for a, b in close
+        ),
         f"top-1 of {images} test images, and where its 95 % interval begins and ends",
         "ms of a batch of one image, and of the largest; images/s at the best batch, with nothing else to do",
         f"network: {target.folder / MODEL}",
@@ -454,14 +461,14 @@ def _sample_images(network: Network, images: str, size: int | None, out: Path) -
     if size is not None:
         require_within("--size", size, 4, 4096)
         if not is_image_folder(images):
-            raise InputError("--size", "", f"is for a folder of pictures; {images!r} has its own size")
+            raise InputError("--size", "", f"is for a folder of images; {images!r} has its own size")
         parts = build_given(network, 2).modules()
         channels = next((part.in_channels for part in parts if isinstance(part, torch.nn.Conv2d)), 3)
         target = out.with_name(f"{out.stem}-images")
         with Progress("resize pictures", None, unit="picture", quiet=observer().quiet) as progress:
             _, unreadable = equally_large(Path(images), target, size, channels, progress.set)
         if unreadable:
-            observer().remark(f"warning: {unreadable} pictures can't be read; they are left out")
+            observer().remark(f"warning: {unreadable} images can't be read; they are left out")
         images = str(target)
     try:
         data = load_dataset(images)

@@ -75,7 +75,7 @@ def calibrate(
 
     require_within("--batch-limit", batch_limit, 1, 4096)
     if model is None:
-        raise InputError("--model", "", "give the network's file (safetensors), or slimresnet-pairs, which ships")
+        raise InputError("--model", "", "give the network's file (safetensors), or slimresnet-pairs, which is bundled")
     file, folder = Path(weights_file(str(model))), Path(out)
     how: dict[str, Any] = {"network": network, "device": device, "budget_s": budget_s}
     how |= {"batch_limit": batch_limit, "allow_busy": allow_busy}
@@ -263,7 +263,7 @@ def show_profile(profile: File, /, *, plot: NewPage | None = None) -> CommandRes
         plot: draw its curves and Figures 1-3 there: a page (.html), or a folder for PNG files.
 
     Raises:
-        InputError: it is no profile.
+        InputError: it is not a profile.
     """
     from kit.documents import write_text
     from scenarios.files.scenario_reading import read_profile
@@ -359,7 +359,7 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
             {"classes": 10}', if the file does not name it.
 
     Raises:
-        InputError: it is no measured profile, or not of this network or device.
+        InputError: it is not a measured profile, or not of this network or device.
     """
     from calibrate.device_identity import require_model
     from calibrate.fresh_points import holds, meaningful

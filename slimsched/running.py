@@ -170,7 +170,7 @@ def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandR
             curves, with their mean and range.
 
     Raises:
-        InputError: one is no run folder, or something in it can't be read.
+        InputError: one is not a run folder, or something in it can't be read.
     """
     from kit.documents import told_of
     from scenarios.runs.folder import RunFolder
@@ -183,11 +183,11 @@ def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandR
     if of_jobs and plot is not None:
         raise InputError("--plot", "", f"is of routers; of training jobs, {of_jobs[0]} holds prices.svg")
     for folder in folders:
-        with told_of(folder, "make it anew with `slimsched run`"):
+        with told_of(folder, "make it again with `slimsched run`"):
             is_one = folder in of_jobs
             pages.append(build_jobs_report(folder) if is_one else build_report(RunFolder(folder, observer().remark)))
     if plot is not None:
-        with told_of(folders[0], "make it anew with `slimsched run`"):
+        with told_of(folders[0], "make it again with `slimsched run`"):
             save_picture(folders, Path(plot), observer().remark)
     return CommandResult({"reports": list(map(str, pages))}, "\n".join(f"report: {page}" for page in pages))
 

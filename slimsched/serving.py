@@ -351,4 +351,4 @@ def steer(
         request["drain"] = operator_control.drain(Path(run), drain)
     values = {**request, "drain": ", ".join(request["drain"]) or operator_control.NOBODY} if drain else request
     text = ", ".join(f"{name} {value}" for name, value in values.items())
-    return CommandResult(request, f"asked for {text}; the command that serves says when it follows")
+    return CommandResult(request, f"asked for {text}; the command that serves shows when it follows")

@@ -265,7 +265,7 @@ def capacity(
     Example:
         ```python
         limit = slimsched.capacity(short, "jsq", p99_s=0.2, duration_s=2, precision=0.2)
-        print(f"{limit.stable_img_s:.0f} images/s are carried, {limit.unstable_img_s:.0f} are not")
+        print(f"{limit.stable_img_s:.0f} images/s are sustained, {limit.unstable_img_s:.0f} are not")
         ```
     """
     from scenarios.files.router_files import check_router, display_name
@@ -425,7 +425,7 @@ def plan(
     run = with_routers(begin(scenario, changes, out), "compare", routers)
     keys = run.scenario
     if keys.classes:
-        remedy = "`slimsched capacity` tells what each router carries, class by class"
+        remedy = "`slimsched capacity` tells what each router sustains, class by class"
         raise InputError(keys.name, "classes", f"a plan knows no classes of requests; {remedy}")
     experiment = run.experiment()
     names = tuple(map(str, keys.compare.routers))

@@ -171,7 +171,7 @@ def _rate(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InputError("--rate", "", f"{text!r:.40} is no number of images a second") from None
+        raise InputError("--rate", "", f"{text!r:.40} is not a number of images a second") from None
     require_within("--rate", value, 1e-3, 1e9)
     return value
 

@@ -250,11 +250,11 @@ def announcing_compilation(
     return telling_compilation(observer().remark)
 
 
-def solving(programmes: int) -> Progress:
+def solving(programs: int) -> Progress:
     """Return a bar over the programs of a bound."""
     from scenarios.terminal.progress import Progress
 
-    return Progress("bound", programmes, unit="programme", quiet=observer().quiet)
+    return Progress("bound", programs, unit="program", quiet=observer().quiet)
 
 
 def require_made(run: Run, section: str) -> None:

@@ -1,7 +1,7 @@
 """What all tests share: hypothesis' settings, signals as a shell in front of a user has them, and which tests go where.
 
-Hypothesis draws anew on every run here, and the same every time in CI: a change is judged by itself, not by luck.
-It has no deadlines: a busy machine is no mistake.
+Hypothesis draws again on every run here, and the same every time in CI: a change is judged by itself, not by luck.
+It has no deadlines: a busy machine is not a mistake.
 """
 
 import multiprocessing
@@ -67,7 +67,7 @@ def ray_hosts() -> Iterator[RayNodes]:
         yield opened
 
 
-# ------------------------------------------------------------------------------------------- beside each other: xdist
+# ------------------------------------------------------------------------------------------- in parallel: xdist
 
 BESIDE = "PYTEST_XDIST_WORKER" in os.environ
 NICENESS = 19

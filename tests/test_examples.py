@@ -114,7 +114,7 @@ def _verified(unit: Path) -> str:
 
 
 def test_the_unit_keeps_the_token_to_itself() -> None:
-    """It is no argument and no variable, which others on the host could read."""
+    """It is not an argument and no variable, which others on the host could read."""
     text = (THREE / "slimsched-node.service").read_text(encoding="utf-8")
     assert "RAY_AUTH_MODE=token" in text
     assert "RAY_AUTH_TOKEN_PATH=%d/token" in text

@@ -177,7 +177,7 @@ def test_a_check_leaves_its_network_in_the_evidence_folder(tmp_path: Path, monke
 
     monkeypatch.setattr(job, "train", train)
     assert [job.trained(stand), job.trained(stand)] == ["", ""]
-    assert kept == [False, True] * 2  # the second time it begins anew
+    assert kept == [False, True] * 2  # the second time it starts from scratch
     assert [each.name for each in tmp_path.glob("*/*")] == ["model.safetensors"]
 
 

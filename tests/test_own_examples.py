@@ -31,7 +31,7 @@ def said_by(folder: Path, *words: str) -> str:
 
 
 def test_the_own_router_is_compared_with_two_that_ship(tmp_path: Path) -> None:
-    """It narrows as queues grow: quicker than a full-width rule in bursts, and less accurate."""
+    """It narrows as queues grow: faster than a full-width rule in bursts, and less accurate."""
     folder = copy_of("own-router", tmp_path)
     lines = said_by(folder, "compare.py").splitlines()
     assert [line.split()[0] for line in lines] == ["jsq", "ladder", "thrifty:Thrifty"]
@@ -77,7 +77,7 @@ def numbers(line: str) -> list[float]:
 
 
 def test_the_trace_is_what_its_maker_made_and_is_compared(tmp_path: Path) -> None:
-    """The router that narrows gets through the rush quicker than the one that does not."""
+    """The router that narrows gets through the rush faster than the one that does not."""
     folder = copy_of("trace", tmp_path)
     made = (folder / "requests.csv").read_bytes()
     (folder / "requests.csv").unlink()

@@ -38,8 +38,8 @@ def test_who_is_seen_to_be_down_was_away_since_the_fault(monkeypatch: pytest.Mon
     ups.fault_s = 1.5
     look(4.0, "a")  # b stood still from 1.5 s on: the looks since then are put right
     look(6.0, "ab")
-    assert ups.carried(0.0, 10.0, CAPACITY) == pytest.approx(2 * 30 + 4 * 10 + 4 * 30)
-    assert ups.carried(5.0, 7.0, CAPACITY) == pytest.approx(1 * 10 + 1 * 30)
+    assert ups.sustained(0.0, 10.0, CAPACITY) == pytest.approx(2 * 30 + 4 * 10 + 4 * 30)
+    assert ups.sustained(5.0, 7.0, CAPACITY) == pytest.approx(1 * 10 + 1 * 30)
 
 
 def test_only_what_ended_in_time_is_throughput() -> None:

@@ -1,6 +1,6 @@
 """The log of the operator's tutorial: drawn jobs on 8 nodes of 8 GPUs, first come first served, as `sacct` has it.
 
-`python -m tests.tutorial_log` writes docs/tutorials/jobs.log.gz anew.
+`python -m tests.tutorial_log` writes docs/tutorials/jobs.log.gz again.
 """
 
 from __future__ import annotations

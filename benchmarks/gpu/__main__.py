@@ -1,4 +1,4 @@
-"""`make gpu`: every check in a process of its own, with a deadline; evidence is written anew after each.
+"""`make gpu`: every check in a process of its own, with a deadline; evidence is written again after each.
 
     python -m benchmarks.gpu --seconds 530 --out runs/gpu       # on the GPU that is here
     python -m benchmarks.gpu --emulated                         # on the CPU, as far as that goes

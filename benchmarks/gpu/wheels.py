@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         lines = re.findall(r"^([\w.-]+)(?:==(\S+))?", options.has.read_text(encoding="utf-8"), re.MULTILINE)
         missing = lacking({canonicalize_name(name): version for name, version in lines}, options.python)
         if unknown := [name for name, version in missing.items() if not version]:
-            parser.error(f"not here either, so nobody knows what they need: {' '.join(unknown)}; ask where they are")
+            parser.error(f"not here either, so their requirements are unknown: {' '.join(unknown)}; ask where they are")
         pins = " ".join(f"{name}=={version}" for name, version in missing.items())
         platforms = " ".join(f"--platform {platform}" for platform in PLATFORMS)
         flags = f"--only-binary=:all: --python-version {options.python} {platforms}"

@@ -74,7 +74,7 @@ def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], floa
     dataset = load_measured(job.scenario, experiment.accuracy.evaluation)
     with real_cluster(experiment, job.model_to_serve) as cluster:
 
-        def carried_img_s(router: str, rate_img_s: float, seconds: float) -> float:
+        def sustained_img_s(router: str, rate_img_s: float, seconds: float) -> float:
             update = {"workload": PoissonWorkload(kind="poisson", rate_img_s=rate_img_s), "deadline_s": None}
             asked = replace(experiment, scenario=experiment.scenario.model_copy(update=update))
             plan = RealRun(
@@ -84,7 +84,7 @@ def executors_alone(stand: Stand) -> Iterator[Callable[[str, float, float], floa
             result, _ = run_on_hardware(asked, cluster, dataset, plan)
             return float(result["throughput_img_s"] or 0.0)
 
-        yield carried_img_s
+        yield sustained_img_s
 
 
 def overload(stand: Stand) -> list[Row]:

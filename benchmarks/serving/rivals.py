@@ -50,7 +50,7 @@ ENVIRONMENTS: Final = {
 class Figures:
     """Figures of one server; CPU time is of all its processes."""
 
-    carried_img_s: float
+    sustained_img_s: float
     busy_cpu_s: float
     rate_img_s: float
     light_cpu_s: float
@@ -61,7 +61,7 @@ class Figures:
 def rivals(stand: Stand, environment: Path) -> list[Row]:
     """Measure throughput with all connections waiting, and CPU time a request, there and at a light load with p50."""
     if not (environment / "bin" / "python").is_file():
-        raise InputError("--rivals", "", f"{environment}: they are not there; benchmarks/serving/rivals.py says how")
+        raise InputError("--rivals", "", f"{environment}: they are not there; benchmarks/serving/rivals.py shows how")
     theirs, ours = dict[str, Figures](), dict[tuple[str, str], Figures]()
     with _ours(stand, FULL) as full, _ours(stand, "compass") as shipped:
         for name in NAMES:
@@ -75,7 +75,7 @@ def rivals(stand: Stand, environment: Path) -> list[Row]:
 def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:
     busy, light = ours.busy_cpu_s / theirs.busy_cpu_s, ours.light_cpu_s / theirs.light_cpu_s
     detail = {"ours": asdict(ours), "theirs": asdict(theirs)}
-    throughput = ours.carried_img_s / theirs.carried_img_s
+    throughput = ours.sustained_img_s / theirs.sustained_img_s
     return [
         row("rivals", f"throughput / {name}", throughput, at_least=1.3, detail=detail),
         row("rivals", f"CPU a request, saturated / {name}", busy, 0.5),
@@ -95,15 +95,15 @@ def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_i
     rate_img_s = 1.5 * stand.full_img_s
     while True:
         busy, busy_cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
-        carried_img_s = throughput_img_s(busy, stand.seconds, 1)
-        if carried_img_s < SATURATED * rate_img_s:
+        sustained_img_s = throughput_img_s(busy, stand.seconds, 1)
+        if sustained_img_s < SATURATED * rate_img_s:
             break
         rate_img_s *= 2.5
-    rate_img_s = light_img_s or LIGHT * carried_img_s
+    rate_img_s = light_img_s or LIGHT * sustained_img_s
     light, light_cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
     latencies_s = [each.latency_s for each in light.answered]
     p50_s, p99_s = (percentile(latencies_s, at) for at in (50, 99))
-    return Figures(carried_img_s, busy_cpu_s, rate_img_s, light_cpu_s, p50_s, p99_s)
+    return Figures(sustained_img_s, busy_cpu_s, rate_img_s, light_cpu_s, p50_s, p99_s)
 
 
 def _cpu_of(

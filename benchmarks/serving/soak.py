@@ -54,7 +54,7 @@ class Ups:
             self.states = [(at_s, names - gone if at_s >= self.fault_s else names) for at_s, names in self.states]
         self.states.append((now_s, up))
 
-    def carried(self, since_s: float, until_s: float, capacity_img_s: Mapping[frozenset[str], float]) -> float:
+    def sustained(self, since_s: float, until_s: float, capacity_img_s: Mapping[frozenset[str], float]) -> float:
         """Return the images that the servers in service could process in an interval."""
         times_s = [*(at_s for at_s, _ in self.states), until_s]
         spans = [
@@ -99,8 +99,8 @@ def soak(stand: Stand) -> list[Row]:
         breaking.join()
     for window in windows:
         since_s = window["began_s"]
-        window["carried"] = ups.carried(since_s, since_s + window_s, capacity_img_s)
-    possible = [each for each in windows if each["offered"] <= each["carried"]]
+        window["sustained"] = ups.sustained(since_s, since_s + window_s, capacity_img_s)
+    possible = [each for each in windows if each["offered"] <= each["sustained"]]
     reached = sum(each["accuracy"] >= FLOOR - RESERVE for each in possible)
     failed = sum(each["failed"] for each in windows)
     share = reached / len(possible) if possible else float("nan")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.speed.conftest import Figures
 from jobs.policies.job_orders import Demands, fifo, finish_time, least_jct, max_min
 
-TITLE = "Gavel's shares: milliseconds a programme (best of three)"
+TITLE = "Gavel's shares: milliseconds a program (best of three)"
 HEAD = ("objective", "jobs", "ms", "CPU ms")
 
 

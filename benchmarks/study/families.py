@@ -60,7 +60,7 @@ def write_scenario(folder: Path) -> Path:
     return scenario
 
 
-def carried(scenario: Path, router: str, floor: float | None) -> list[float]:
+def sustained(scenario: Path, router: str, floor: float | None) -> list[float]:
     """Return the capacity in images a second, of each seed."""
     changes = {} if floor is None else {"slo.floor": floor}
     return [
@@ -77,13 +77,13 @@ def main() -> None:
         scenario = write_scenario(Path(name))
         alone = {}
         for network, width in zip(TOP1, WIDTHS, strict=True):
-            tried = [carried(scenario, f"fixed:{width:g}@{placement}", None) for placement in PLACEMENTS]
+            tried = [sustained(scenario, f"fixed:{width:g}@{placement}", None) for placement in PLACEMENTS]
             alone[network] = max(tried, key=np.mean)
-        print("| floor % | replicas of | they carry | `compass` | as a share | `ladder`, as a share |")
+        print("| floor % | replicas of | they sustain | `compass` | as a share | `ladder`, as a share |")
         print("|---" * 6 + "|")
         for floor in FLOORS:
             rival = next(network for network, top1 in TOP1.items() if top1 >= floor)
-            rates = [carried(scenario, router, floor) for router in ("compass", "ladder")]
+            rates = [sustained(scenario, router, floor) for router in ("compass", "ladder")]
             shares = [np.divide(rate, alone[rival]) for rate in rates]
             cells = [f"{100 * floor:.1f}", f"`{rival}`", f"{np.mean(alone[rival]):,.0f}", f"{np.mean(rates[0]):,.0f}"]
             print("|", " | ".join([*cells, *(_with_interval(share) for share in shares)]), "|", flush=True)

@@ -1,6 +1,6 @@
 """Five GPUs beside six, the sixth of one's own: which helps more, a GPU or a router that narrows?
 
-In this folder, when `rtx-4070.yaml` was made (`scenario.yaml` says how): `python five_or_six.py`. It prints:
+In this folder, when `rtx-4070.yaml` was made (`scenario.yaml` shows how): `python five_or_six.py`. It prints:
 
     five  jsq     mean 0.339 +-0.158 s  p99 1.11 +-0.33 s  accuracy 76.43% +-0.00%  0.99 +-0.07 J/image
     five  ladder  mean 0.073 +-0.006 s  p99 0.21 +-0.02 s  accuracy 76.18% +-0.08%  0.90 +-0.09 J/image

@@ -1,4 +1,4 @@
-"""The router beside this file from Python, and two that ship: `python compare.py`, in this folder."""
+"""The router beside this file from Python, and two bundled ones: `python compare.py`, in this folder."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ also compiles the engine, 10 to 20 s. It prints:
                                    0.9          0.1156             0.7368              0.1089
                                    1.1          0.1148             0.7295              0.0885
 
-The ladder gives up accuracy as load grows, and so its p99 stays below 75 ms. The fixed tuple is quicker and cheaper at
+The ladder gives up accuracy as load grows, and so its p99 stays below 75 ms. The fixed tuple is faster and cheaper at
 light load, and can't keep up beyond 7,500 images/s: there its p99 only tells how long the run was. No rule here is
 tuned; slackfit as it ships is slower and less accurate than the ladder from a load of 0.5 on. Runs of 4 s are short: a
 study needs longer ones.
@@ -39,7 +39,7 @@ import pandas
 import slimsched
 
 FIXED = "fixed:0.25,0.5,0.75,1.0@sticky"  # one tuple of widths for all
-CAPACITY_IMG_S = 7500  # what that carries on the cluster of this scenario, which ships
+CAPACITY_IMG_S = 7500  # what that carries on the cluster of this scenario, which is bundled
 SHOWN = {
     "latency_p99_s": "p99 latency in s",
     "expected_accuracy": "accuracy, by the table, of the widths that ran",

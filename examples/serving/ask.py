@@ -16,7 +16,7 @@ with urlopen(Request(url, headers=headers)) as answer:
 many = math.prod(shape)
 image = struct.pack(f"<{many}f", *[0.5] * many)  # a grey one
 
-# Triton's binary form: a head in JSON, which says how many bytes of images follow it.
+# Triton's binary form: a head in JSON, which shows how many bytes of images follow it.
 head = {
     "inputs": [
         {"name": "image", "datatype": "FP32", "shape": [1, *shape], "parameters": {"binary_data_size": len(image)}}

@@ -1,11 +1,11 @@
 """An ordinary ResNet with BatchNorm, as torchvision has it, with a stem for small grey images.
 
-`python plain.py` trains it on pairs of digits, says how many of the test images it gets right, and writes `plain.pt`.
+`python plain.py` trains it on pairs of digits, shows how many of the test images it gets right, and writes `plain.pt`.
 """
 
 from __future__ import annotations
 
-import time  # noqa: TID251 - it says what it took
+import time  # noqa: TID251 - it shows what it took
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A router learned with Stable-Baselines3, beside three that ship: `python learn.py`, in this folder.
+"""A router learned with Stable-Baselines3, beside three bundled ones: `python learn.py`, in this folder.
 
 `pip install -r requirements.txt` first, in this project's environment. Any library for Gymnasium goes the same way.
 """

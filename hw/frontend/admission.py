@@ -73,7 +73,7 @@ class Admission:
         page: LivePage,
         limits: Limits,
         tokens: Mapping[bytes, int],
-        carried_img_s: float,
+        sustained_img_s: float,
         journal: Sparing,
     ) -> None:
         self._bridge = bridge
@@ -82,7 +82,7 @@ class Admission:
         self._limits = limits
         self._tokens = tokens
         self._journal = journal
-        self._image_wait_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
+        self._image_wait_s = 0.5 / sustained_img_s  # an image that is inside has half of its way before it, on average
 
     @property
     def is_ready(self) -> bool:

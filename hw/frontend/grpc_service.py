@@ -269,7 +269,7 @@ class Calls:
                 body = await context.read()
             return MESSAGES["ModelInferRequest"].FromString(body), len(body)
         except (DecodeError, TypeError):  # grpc.aio.EOF isn't bytes
-            raise RequestError("the message is no ModelInferRequest") from None
+            raise RequestError("the message is not a ModelInferRequest") from None
 
     def _token_in(self, context: Context) -> bytes:
         return self._admission.token_in(_metadata_of(context).get("authorization", ""))

@@ -191,7 +191,7 @@ def read_request(body: bytes, header: str | None, served: Served) -> Request:
     try:
         head = _decoder.decode(memoryview(body)[:length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body is no inference request: {error}") from None
+        raise RequestError(f"the body is not an inference request: {error}") from None
     return request_of(head, lambda *layout: _values(head.inputs[0], memoryview(body)[length:], *layout), served)
 
 
@@ -228,7 +228,7 @@ def _images(tensor: Input, values: Values, served: Served) -> NDArray[np.float32
     raw = values(datatype, count * prod(served.shape)).reshape(count, -1)
     if tensor.datatype == "FP32":
         if not np.isfinite(raw).all():
-            raise RequestError(f"{INPUT}.data: holds values that are no finite numbers")
+            raise RequestError(f"{INPUT}.data: holds values that are not finite numbers")
         return raw
     pixels = raw.reshape(count, len(served.mean), -1).astype(np.float32)
     mean, deviation = (np.asarray(each, np.float32)[:, None] for each in (served.mean, served.deviation))

@@ -64,7 +64,7 @@ class IngressSpec:
     served: Served
     limits: Limits
     tokens: Mapping[bytes, int]
-    carried_img_s: float
+    sustained_img_s: float
     certificate: Path | None = None
     logs_json: bool = False
 
@@ -230,7 +230,7 @@ async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, ar
     metrics = Metrics(lambda: bridge.served, lambda: bridge.inside, lambda: bridge.status, lambda: bridge.heard_s)
     page = LivePage(spec.served, bridge, metrics)
     journal = Sparing(Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json))
-    admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s, journal)
+    admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.sustained_img_s, journal)
     server = _server(App(admission, metrics, page, spec.limits), spec.limits, spec.certificate)
     watching = asyncio.ensure_future(page.watch())
     async with _grpc(spec, listening.grpc, admission, metrics):
@@ -297,7 +297,7 @@ class Ingress:
         self._end(0.0)
         self._died_s.append(time.monotonic())
         if len(self._died_s) == _DEATHS and self._died_s[-1] - self._died_s[0] < _DEATHS_S:
-            raise WorkError(f"the ingress has died {_DEATHS} times within {_DEATHS_S:g} s; start the command anew")
+            raise WorkError(f"the ingress has died {_DEATHS} times within {_DEATHS_S:g} s; start the command again")
         text = "serve: the ingress is gone, and all clients' connections with it; another one starts"
         self._journal.note("ingress_restarted", text)
         self._start()

@@ -311,7 +311,7 @@ class Segment:
             raise self._damage(error) from None
 
     def _damage(self, error: Exception) -> InputError:
-        return InputError(str(self.path), "", f"is no segment of a log, or damaged: {error}; remove it")
+        return InputError(str(self.path), "", f"is not a segment of a log, or damaged: {error}; remove it")
 
 
 def _frames(path: Path) -> Iterator[bytes]:

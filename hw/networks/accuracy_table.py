@@ -135,12 +135,12 @@ def load_accuracy(path: Path) -> AccuracyTable:
         raw = document if isinstance(document, dict) else raw
         return _table(strict.validate(_Document, raw, str(path)), str(path))
     except InputError as error:
-        remedy = "delete the file and write it anew with `slimsched model train`"
+        remedy = "delete the file and write it again with `slimsched model train`"
         if raw.get("provenance") == PAPER:
             remedy = "correct the file, or write the paper's with `python -m benchmarks paper-table`"
         raise InputError(str(path), error.key, f"{error.problem}; {remedy}") from None
     except (ValueError, RecursionError) as error:
-        problem = f"is no table of accuracies: cannot be read as JSON ({error}); `slimsched model train` writes one"
+        problem = f"is not a table of accuracies: cannot be read as JSON ({error}); `slimsched model train` writes one"
         raise InputError(str(path), "", problem) from None
 
 
@@ -236,9 +236,9 @@ def options_of(text: str) -> dict[str, Any]:
     try:
         options = json.loads(text or "{}", parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{text!r:.80} is no JSON ({error})") from None
+        raise ValueError(f"{text!r:.80} is not JSON ({error})") from None
     if not isinstance(options, dict):
-        raise ValueError(f'{text!r:.80} is no JSON object, such as {{"classes": 10}}')
+        raise ValueError(f'{text!r:.80} is not a JSON object, such as {{"classes": 10}}')
     return options
 
 

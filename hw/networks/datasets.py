@@ -159,7 +159,7 @@ def dataset_label(name: str) -> str:
 def require_training_images(dataset: Dataset) -> None:
     """Raise `InputError` if there are none."""
     if not len(dataset.train_labels):
-        raise _wrong(f"{dataset.name} has no part to train on; images for that lie in train/CLASS/*.png")
+        raise _wrong(f"{dataset.name} has no part to train on; images for that are in train/CLASS/*.png")
 
 
 def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
@@ -230,7 +230,7 @@ def _cifar100_part(root: Path, *, train: bool) -> CIFAR100:
     except (RuntimeError, OSError) as error:
         if folder.exists():
             problem = "its checksums are not those of CIFAR-100: the files are damaged or incomplete"
-            raise InputError(str(folder), "", f"{problem}; remove the folder, so that it is fetched anew") from None
+            raise InputError(str(folder), "", f"{problem}; remove the folder, so that it is fetched again") from None
         remedy = f"put torchvision's {folder.name} folder there, or let {DATA_VARIABLE} name the folder that holds it"
         raise InputError(str(root), "", f"no CIFAR-100 here, and it can't be downloaded ({error}); {remedy}") from None
 
@@ -281,7 +281,7 @@ def require_image_folder(folder: Path) -> Path:
         allowed = "`module:Class`, or a folder with train/CLASS/*.png and test/CLASS/*.png"
         raise _wrong(f"{folder}: no such data set or folder; {nearest(folder.name, DATASETS)}, or {allowed}")
     if not (folder / "test").is_dir():
-        problem = f"{folder} has no folder 'test'; images lie in train/CLASS/*.png and test/CLASS/*.png"
+        problem = f"{folder} has no folder 'test'; images are in train/CLASS/*.png and test/CLASS/*.png"
         raise _wrong(f"{problem}; of the classes alone `slimsched model slim --size PIXELS` makes both")
     return folder
 
@@ -317,7 +317,7 @@ def _opened(path: Path) -> Image.Image:
     try:
         return Image.open(path)
     except OSError as error:
-        raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
+        raise _wrong(f"{path}: no readable image ({error}); remove it, or write it again") from None
 
 
 def _mode(paths: list[Path]) -> str:
@@ -352,9 +352,9 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> NDArray[Any]:
         try:
             pixels = np.asarray(image.convert(mode))
         except OSError as error:  # cut short
-            raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
+            raise _wrong(f"{path}: no readable image ({error}); remove it, or write it again") from None
     if not np.isfinite(pixels).all():
-        raise _wrong(f"{path} has pixels that are no finite numbers; write it anew without them")
+        raise _wrong(f"{path} has pixels that are not finite numbers; write it again without them")
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
@@ -428,7 +428,7 @@ def equally_large(
         raise InputError(str(target), "", "is there already; name it as --images without --size, or remove it")
     images = list(_found(folder))
     if not images:
-        raise InputError(str(folder), "", "has no pictures; they lie in train/CLASS/ and test/CLASS/, or in CLASS/")
+        raise InputError(str(folder), "", "has no images; they are in train/CLASS/ and test/CLASS/, or in CLASS/")
     return target, _write(folder, images, target, size, channels, on_progress)
 
 
@@ -459,9 +459,9 @@ def test_sample(
     source = folder / tests[0] if tests else folder
     classes = {path: _pictures(path) for path in sorted(source.iterdir()) if path.is_dir()}
     if not any(classes.values()):
-        raise InputError(str(source), "", "has no pictures; they lie in test/CLASS/, or in CLASS/")
+        raise InputError(str(source), "", "has no images; they are in test/CLASS/, or in CLASS/")
     if empty := [path.name for path, pictures in classes.items() if not pictures]:
-        raise InputError(str(source), "", f"the class {empty[0]!r} has no pictures; add some, or remove its folder")
+        raise InputError(str(source), "", f"the class {empty[0]!r} has no images; add some, or remove its folder")
     size = size or _own_size(_of_each(classes, limit or PICTURES))
     limit = limit or min(SMALL_PICTURES, max(PICTURES, PICTURES * USUAL**2 // size**2))
     images = [("test", path) for path in _of_each(classes, limit)]
@@ -509,7 +509,7 @@ def _write(
         try:
             with Image.open(path) as opened:
                 if opened.mode.startswith(("I", "F")):  # convert would make nearly all of them white
-                    problem = f"has grey pixels of more than 8 bits ({opened.mode}); write it anew with 8"
+                    problem = f"has grey pixels of more than 8 bits ({opened.mode}); write it again with 8"
                     raise InputError(str(path), "", problem)
                 image = opened.convert("L" if channels == 1 else "RGB")
         except InputError:
@@ -522,8 +522,8 @@ def _write(
         image.save(file)
         on_progress(count, len(images))
     if len(unreadable) > MOST_UNREADABLE * len(images):
-        problem = f"{len(unreadable)} of {len(images)} pictures can't be read, first {unreadable[0]}"
-        raise InputError(str(folder), "", f"{problem}; write them anew, or remove them")
+        problem = f"{len(unreadable)} of {len(images)} images can't be read, first {unreadable[0]}"
+        raise InputError(str(folder), "", f"{problem}; write them again, or remove them")
     return len(unreadable)
 
 

@@ -224,7 +224,7 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
         shares = {name: top1(network, sample, batch=100) for name, network in tried.items()}
     except Exception as error:
         shape, problem = images.shape[1:], in_a_line(f"{type(error).__name__}: {error}")
-        remedy = "--size says how large a folder's pictures shall be"
+        remedy = "--size shows how large a folder's images shall be"
         raise InputError(
             source, "", f"can't take images of {shape} from {dataset.name} ({problem}); {remedy}"
         ) from None

@@ -67,10 +67,10 @@ class Network(Named):
             plain = f"{library}:{name.rpartition('/')[2].partition('.')[0]}"
             raise InputError(self.source, self.key, f"{self.name!r} has a tag of weights; leave it away: {plain}")
         if self.name not in PRESETS and not self.is_own:
-            allowed = f"{nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for one of your own"
+            allowed = f"{nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for a custom one"
             raise InputError(self.source, self.key, f"unknown network {self.name!r}; {allowed}")
         if self.options and not self.is_own:
-            problem = f"only a network of your own takes options; {self.name!r} has none"
+            problem = f"only a custom network takes options; {self.name!r} has none"
             raise InputError(self.source, "options", problem)
 
     @property
@@ -101,7 +101,7 @@ class Network(Named):
         is_ordinary = self.name.partition(":")[0] in LIBRARIES
         model_class = None if is_ordinary else own_class(self.name, self.source, self.key)
         if not (isinstance(model_class, type) and issubclass(model_class, SlimmableModel)):
-            problem = f"{self.name!r} is no hw.networks.slimmable.SlimmableModel"
+            problem = f"{self.name!r} is not a hw.networks.slimmable.SlimmableModel"
             remedy = (
                 "`slimsched model slim` makes one of an ordinary trained network, or subclass it: segments of several"
             )
@@ -273,7 +273,7 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except RuntimeError as error:  # torch maps the file: too many are open, or memory is short
         raise WorkError(f"{path}: can't be read now ({str(error).splitlines()[0]})") from error
     except OSError as error:

@@ -313,7 +313,7 @@ class Structure(StrictModel):
         if len(set(names)) < len(names):
             raise ValueError("two layers have one name")
         if any(group.count % group.unit or group.segment > len(self.segments) for group in self.groups):
-            raise ValueError("a group's channels are no multiple of its unit, or follow no segment")
+            raise ValueError("a group's channels are not multiple of its unit, or follow no segment")
         _ = self.spec
         if sum(prod(shape) for _, _, shape in self.weights(1.0, 1.0)) > MAX_PARAMETERS:
             raise ValueError(f"it has more than {MAX_PARAMETERS:.0e} weights")

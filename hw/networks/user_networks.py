@@ -252,7 +252,7 @@ def _why(error: Exception) -> str:
     if match := re.search(r"GLOBAL ([\w.]+)|Unsupported (?:class|operand) ([\w.]+)", text):
         name = match[1] or match[2]
         if name.isdigit():
-            return "holds objects that are no tensors, such as NumPy's arrays; save the network's state_dict()"
+            return "holds objects that are not tensors, such as NumPy's arrays; save the network's state_dict()"
         return f"holds code ({name}), not only weights, and nothing of it was run; save the network's state_dict()"
     if isinstance(error, MemoryError) or "allocate memory" in text:
         return "takes far more memory than its size tells; it is damaged, or made to do harm"
@@ -328,7 +328,7 @@ def members_of(text: str, source: str) -> list[Member]:
     if not 1 <= len(members) <= MAX_MEMBERS:
         raise InputError(source, "", f"name 1 to {MAX_MEMBERS} networks, such as torchvision:resnet18")
     if len(classes := own_classes(members)) > 1:
-        problem = f"{', '.join(sorted(classes))}: a family has one class of your own at most"
+        problem = f"{', '.join(sorted(classes))}: a family has at most one custom class"
         raise InputError(source, "", f"{problem}; let its options tell which")
     return members
 

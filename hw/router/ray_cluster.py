@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-START: Final = "`ray start` starts one, docs/cluster.md says how"
+START: Final = "`ray start` starts one, docs/cluster.md shows how"
 LOCAL: Final = "auto"
 _PATIENCE_S: Final = 3.0
 _MODE: Final = "RAY_AUTH_MODE"
@@ -83,7 +83,7 @@ def require_closed(address: str, source: str, key: str) -> None:
     host, _, port = address.rpartition(":")
     reachable = [f"{own}:{port}" for own in _addresses()] if is_loopback(host) else [address]
     if entry := next(filter(_is_open, reachable), ""):
-        problem = f"whoever reaches {entry} can run programs there: this Ray cluster asks nobody for a token"
+        problem = f"whoever reaches {entry} can run programs there: this Ray cluster requires no token"
         remedy = "start every node with RAY_AUTH_MODE=token, and set it here, too (docs/cluster.md)"
         raise InputError(source, key, f"{problem}; {remedy}")
 
@@ -175,13 +175,13 @@ def _local_entry(source: str, key: str) -> str:
 def _require_listener(address: str, source: str, key: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise InputError(source, key, f"{address!r} is no address; give HOST:PORT of the cluster's head, or `auto`")
+        raise InputError(source, key, f"{address!r} is not an address; give HOST:PORT of the cluster's head, or `auto`")
     if not 1 <= int(port) < 1 << 16:
         raise InputError(source, key, f"{address!r} has no port from 1 to 65535")
     try:
         socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
     except OSError as error:
-        problem = f"nobody answers at {address} ({error.strerror or error})"
+        problem = f"no process answers at {address} ({error.strerror or error})"
         raise InputError(source, key, f"{problem}; {START}") from None
 
 

@@ -63,7 +63,7 @@ class Codec(Generic[Message]):
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise PortBrokenError(f"{len(data)} bytes are no message ({error})") from None
+            raise PortBrokenError(f"{len(data)} bytes are not a message ({error})") from None
 
 
 _encoder = msgspec.msgpack.Encoder()

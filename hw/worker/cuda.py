@@ -189,7 +189,7 @@ def unseen(
         return f"CUDA_VISIBLE_DEVICES={visible} hides it; change it, or leave it out"
     if mig:
         return "MIG is on; name an instance as CUDA_VISIBLE_DEVICES (`nvidia-smi -L` lists them)"
-    return "NVIDIA's library sees it, torch does not; python -c 'import torch; torch.cuda.init()' says why"
+    return "NVIDIA's library sees it, torch does not; python -c 'import torch; torch.cuda.init()' shows why"
 
 
 def refused_by_mode(mode: str, workers: int) -> str:

@@ -393,7 +393,7 @@ def race(file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[in
         ) from None
 
 
-def quickest(results: Sequence[Way]) -> Way:
+def fastest(results: Sequence[Way]) -> Way:
     """Return the fastest way whose predictions are the CPU's; the first one if no other is notably faster."""
     best = results[0]
     for result in results[1:]:

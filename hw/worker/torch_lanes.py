@@ -226,7 +226,7 @@ class StoreLanes:
         predictions = dict(zip(requests, predictions_of(logits), strict=True))
         for request in [request for request, prediction in predictions.items() if prediction == NO_PREDICTION]:
             del predictions[request], outcome.rows[request]
-            outcome.failed[request] = ("no_prediction", "its logits are no numbers")
+            outcome.failed[request] = ("no_prediction", "its logits are not numbers")
         self._store.forget(predictions)
         labelled = [request for request in command.requests if request in predictions]
         if requests != labelled:

@@ -40,7 +40,7 @@ class JobNet:
         expected |= {f"{i}.bias": (outputs,) for i, outputs in enumerate(SIZES[1:])}
         shapes = {name: value.shape for name, value in weights.items()}
         if shapes != expected or any(value.dtype != np.float32 for value in weights.values()):
-            raise ValueError(f"weights of shapes {shapes} are no network of {SIZES} in float32")
+            raise ValueError(f"weights of shapes {shapes} are not a network of {SIZES} in float32")
         self._layers = [
             (np.ascontiguousarray(weights[f"{i}.weight"].T), weights[f"{i}.bias"]) for i in range(len(SIZES) - 1)
         ]

@@ -297,7 +297,7 @@ class JobLearner:
     def _descend(self, loss: Tensor) -> None:
         """Take a step of the network of this loss; the other has no gradient."""
         if not torch.isfinite(loss):
-            raise WorkError("training diverged: the loss is no number any more; take a smaller learning rate")
+            raise WorkError("training diverged: the loss is no longer a number; take a smaller learning rate")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -475,12 +475,12 @@ def _resumed(config: TrainingConfig, path: Path, learner: JobLearner) -> list[di
         theirs, mine = training["course"], json.loads(json.dumps(config.identity()))
         differ = [name for name, value in mine.items() if theirs.get(name) != value]
         if differ:
-            remedy = "go on with the settings it was begun with, or begin anew in another file"
+            remedy = "continue with the settings it was begun with, or start from scratch in another file"
             raise InputError(str(path), "", f"begun with another {', '.join(differ)}; {remedy}")
         learner.restore(learned.net.weights, tensors)
         return list(training["history"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        problem = f"not a training to go on with, or damaged ({error!r:.300}); remove it to begin anew"
+        problem = f"not a training to continue with, or damaged ({error!r:.300}); remove it to start from scratch"
         raise InputError(str(path), "", problem) from error
 
 

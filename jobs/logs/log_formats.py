@@ -91,7 +91,7 @@ def read(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     try:
         objects = _LIST.decode(data)
     except _NO_JSON as error:
-        problem = f"the list does not end, or is no JSON ({error}); the file is cut off, or no Philly log"
+        problem = f"the list does not end, or is not JSON ({error}); the file is cut off, or no Philly log"
         raise InputError(str(path), "", problem) from None
     at, line = 0, 1
     for begin in range(0, len(objects), _AT_ONCE):
@@ -186,7 +186,7 @@ PART: Final = "ask for a part of a GPU, and count as whole ones (a column gpu_sh
 _COMMA: Final = r"^\s*[-+]?\d+(,\d+)+(\.\d+)?\s*$"
 _THOUSANDS: Final = r"^\s*[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*$"
 _EXAMPLE: Final = f"submit_s=submitted,run_s=seconds,gpus=num_gpus,user=owner (for run_s= also {START}=,{END}=)"
-_OWN: Final = "a CSV file of your own needs --columns"
+_OWN: Final = "a custom CSV file needs --columns"
 
 
 # ------------------------------------------------------------------------------------------------- tables with a header
@@ -235,7 +235,7 @@ def _csv(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     names = (*COLUMNS, END)
     for name in options.columns:
         if name not in names:
-            raise InputError("--columns", name, f"is no column of a trace; {nearest(name, names)}")
+            raise InputError("--columns", name, f"is not a column of a trace; {nearest(name, names)}")
     delimiter = _delimiter(line := first_line(path)[0])
     header = [name.strip().strip('"') for name in line.split(delimiter)]
     of = {name: options.columns.get(name, name) for name in names if name in options.columns or name in header}
@@ -340,7 +340,7 @@ def _pai_table(path: Path, names: Sequence[str], stats: ImportStats) -> Iterator
 def _pai(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     """Yield rows of Alibaba PAI; the tasks are read first, and stay in memory: some 100 bytes a job."""
     if options.tasks is None or not options.tasks.is_file():
-        problem = "a PAI job's GPUs stand in pai_task_table.csv; put that file beside this one"
+        problem = "a PAI job's GPUs stand in pai_task_table.csv; put that file next to this one"
         raise InputError(str(path), "", problem)
     tasks = _tasks(options.tasks, stats)
     jobs = tasks["job"].combine_chunks()

@@ -247,7 +247,7 @@ def _utf8(block: TextBlock, stats: ImportStats) -> TextBlock:
     if written != block.data:
         lines = zip(block.data.split(b"\n"), written.split(b"\n"), strict=True)
         odd = [number for number, (was, now) in enumerate(lines, block.first_line) if was != now]
-        stats.noted.add("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
+        stats.noted.add("bytes that are not UTF-8, written out as \\x..", np.array(odd, np.int64))
     return replace(block, data=written)
 
 

@@ -68,7 +68,7 @@ ASKED: Final = "asked for more nodes than their GPUs need (-N, by ReqTRES): simu
 CLOCK_CHANGED: Final = (
     "End - Start differs from ElapsedRaw by an hour (clocks were changed: use `TZ=UTC sacct`, or --timezone)"
 )
-_ODD_ELAPSED: Final = "ElapsedRaw is no number: End - Start instead"
+_ODD_ELAPSED: Final = "ElapsedRaw is not a number: End - Start instead"
 
 
 def read(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:

@@ -384,7 +384,7 @@ def _merits(pool: Pool, allocation: Allocation) -> tuple[int, int, float]:
     return partly[1] - partly[0], used[1] - used[0], round(spread[1] - spread[0], 12)
 
 
-# --------------------------------------------------------------------------------------------------------- programmes
+# --------------------------------------------------------------------------------------------------------- programs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -619,5 +619,5 @@ PLACEMENTS: Final[Mapping[str, Placement]] = {
     "speed-aware": Placement(is_speed_aware=True),
     "variability-aware": Placement(is_variability_aware=True),
     "lowest": Placement("lowest", is_by_number=True),
-    "programme": Placement("lowest", is_by_number=True, is_programme=True),
+    "program": Placement("lowest", is_by_number=True, is_programme=True),
 }

@@ -378,8 +378,8 @@ class _Programme:
 
 def max_min(demands: Demands) -> Numbers:
     """Return (rows, pools) shares by max-min fairness."""
-    programme, per_level = _Programme(demands), demands.equal_speed / demands.gpus
-    return programme.best(demands.equal_speed, per_level, programme.level(per_level)[0])
+    program, per_level = _Programme(demands), demands.equal_speed / demands.gpus
+    return program.best(demands.equal_speed, per_level, program.level(per_level)[0])
 
 
 def finish_time(demands: Demands, exactness: float = 1e-3) -> Numbers:
@@ -387,7 +387,7 @@ def finish_time(demands: Demands, exactness: float = 1e-3) -> Numbers:
 
     A ratio determines the throughput that each job needs, so bisection finds the least one.
     """
-    programme, share = _Programme(demands), np.minimum(demands.capacity.sum() / demands.many.sum() / demands.gpus, 1.0)
+    program, share = _Programme(demands), np.minimum(demands.capacity.sum() / demands.many.sum() / demands.gpus, 1.0)
     age_s, left_s = demands.age_s, np.maximum(demands.left_s, 1.0)
     alone_s = age_s + left_s / (demands.equal_speed * share)
 
@@ -395,12 +395,12 @@ def finish_time(demands: Demands, exactness: float = 1e-3) -> Numbers:
         return float(((age_s + left_s / throughput) / alone_s).max())
 
     low = float((age_s / alone_s).max())  # below it, a job would have ended before now
-    high = reached(programme.level(left_s / alone_s)[1])
+    high = reached(program.level(left_s / alone_s)[1])
     while high - low > exactness * high:
         middle = (low + high) / 2
-        level, throughput = programme.level(left_s / (middle * alone_s - age_s))
+        level, throughput = program.level(left_s / (middle * alone_s - age_s))
         low, high = (middle, high) if level < 1 else (low, min(middle, reached(throughput)))
-    return programme.best(demands.equal_speed, left_s / (high * alone_s - age_s), 1.0)
+    return program.best(demands.equal_speed, left_s / (high * alone_s - age_s), 1.0)
 
 
 def fifo(demands: Demands) -> Numbers:

@@ -94,7 +94,7 @@ class JobPolicy:
         allowed = {"order": ORDERS, "queueing": (*QUEUEINGS, ROUNDS), "preemption": PREEMPTIONS}
         for key, values in (allowed | {"placement": tuple(PLACEMENTS), "estimate": ESTIMATES}).items():
             if (value := getattr(self, key)) not in values:
-                raise InputError("policy", key, f"{value!r} is no {key}: {nearest(value, values)}")
+                raise InputError("policy", key, f"{value!r} is not a {key}: {nearest(value, values)}")
         for key, problem in self._contradictions():
             raise InputError("policy", key, problem)
 
@@ -125,7 +125,7 @@ class JobPolicy:
         if preempts and self.age_guard_ns:
             yield "age_guard_s", f"is of jobs that wait, and says nothing of those that run: take preemption {NONE}"
         if preempts and queueing == CHOICE:
-            yield "preemption", f"{queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
+            yield "preemption", f"{queueing} starts whom is chosen, and preempts no job: take preemption {NONE}"
         if PLACEMENTS[self.placement].is_programme and queueing != CHOICE:
             yield "placement", f"{self.placement} lays whoever is chosen: take the queueing {CHOICE}"
         if self.learned and queueing != CHOICE:
@@ -221,7 +221,7 @@ def policy_of(name: str, params: PreemptionParams | None = None) -> JobPolicy:
     if name in _IN_SLURM:
         raise InputError("policy", "", f"{name!r} is Slurm's word; here it is {_IN_SLURM[name]}")
     if kind is None:
-        raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
+        raise InputError("policy", "", f"{name!r} is not a policy: {nearest(name.split('-')[0], KINDS)}")
     fields, rest = asdict(KINDS[kind]), name.removeprefix(kind)
     own = PreemptionParams(round_s=fields.pop("round_s"))
     if guard := _GUARD.search(rest):

@@ -132,7 +132,7 @@ class PPORouter:
         wrong = [name for name, value in self._weights.items() if value.dtype.kind != "f"]
         wrong += [name for name, value in self._weights.items() if value.ndim != 1 + name.endswith(".weight")]
         if wrong:
-            raise ValueError(f"{wrong[0][:100]} is no matrix (of a weight) or row (of a bias) of numbers")
+            raise ValueError(f"{wrong[0][:100]} is not a matrix (of a weight) or row (of a bias) of numbers")
         sizes = [self.spec.observation.size, *(bias.size for _, bias in self._layers), sum(self.spec.head_sizes)]
         shapes = [weight.shape for weight, _ in (*self._layers, self._heads)]
         if shapes != list(pairwise(sizes)) or self._heads[1].size != sizes[-1]:

@@ -58,7 +58,7 @@ class Numbers(StrictModel):
     Attributes:
         level: the logarithm of the price of an empty cluster.
         rise: what it has more for each e-fold of 1 + (requests per server) / `FEW`.
-        stay: by how many units another server must be quicker than that where the activations are.
+        stay: by how many units another server must be faster than that where the activations are.
         batching_delay_arrivals: new images wait for the number that arrives in this many units for each micro-batch
             that a server may have, so that devices have large batches;
         batching_delay_host: or, if that is more, for the number that arrives in this multiple of the time in which the
@@ -221,7 +221,7 @@ class CompassRule(RuleSpec):
     """Server and width at once, for any cluster (`Compass`).
 
     Attributes:
-        numbers: what was searched; those that ship where it is not given.
+        numbers: what was searched; the built-in ones if not given.
         control: that it keeps goals, for which its price moves: if nothing is said the operator's floor, as quickly as
             can be.
     """

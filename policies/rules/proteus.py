@@ -93,10 +93,10 @@ def _fill(choice: NDArray[np.int64], demand_img_s: float, capacity: Floats) -> F
     for index in np.unique(choice):
         servers = choice == index
         limits = capacity[servers, index]
-        carried_img_s = min(rest_img_s, limits.sum())
-        if carried_img_s > 0:
-            shares[servers] = carried_img_s * limits / limits.sum()
-        rest_img_s -= carried_img_s
+        sustained_img_s = min(rest_img_s, limits.sum())
+        if sustained_img_s > 0:
+            shares[servers] = sustained_img_s * limits / limits.sum()
+        rest_img_s -= sustained_img_s
     shares /= shares.sum()
     return shares
 
@@ -254,7 +254,7 @@ def make_milp(
 
 
 class MilpRule(RuleSpec):
-    """Tuples and shares from a mixed integer programme, every period (`Milp`). It places itself.
+    """Tuples and shares from a mixed integer program, every period (`Milp`). It places itself.
 
     Attributes:
         period_s: how often a plan is made.

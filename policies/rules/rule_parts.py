@@ -434,7 +434,7 @@ class ControlSpec(StrictModel):
         first, *others = [
             GoalControl(
                 floor=FOLLOW if self.floor is None else self.floor,
-                most=MAX_SHIFT if config.carried_img_s else most,  # without admission nothing else bounds the queue
+                most=MAX_SHIFT if config.sustained_img_s else most,  # without admission nothing else bounds the queue
                 limit_ns=FOLLOW_NS if self.p99_limit_s is None else nanoseconds(self.p99_limit_s),
                 energy_weight=FOLLOW if self.energy_weight is None else self.energy_weight,
                 best=best,

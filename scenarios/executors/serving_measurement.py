@@ -225,7 +225,7 @@ def _telling_share(serve: Callable[[float, float], ServedRun], profiles: Sequenc
         else:
             return share, use
     raise WorkError(
-        f"no load was found that the executors carry here: at {run.rate_img_s:.3g} images/s the fullest device was "
+        f"no load was found that the executors sustain here: at {run.rate_img_s:.3g} images/s the fullest device was "
         f"busy for {100 * use:.0f} % of the time; let nothing else run, or take a smaller network"
     )
 

@@ -94,8 +94,8 @@ def build_experiment(scenario: Scenario, profiles: Mapping[str, Profile], accura
     goals, classes = scenario.slo.goals(scenario.tuning.floor), scenario.classes
     has_limit = any(goal.p99_limit_s for goal in goals) or any(each.p99_limit_s for each in classes)
     if scenario.slo.refuse and has_limit:
-        carried_img_s = capacity_img_s * _speed_as_promised(scenario, cluster, costs)
-        cluster = replace(cluster, router=replace(cluster.router, carried_img_s=carried_img_s))
+        sustained_img_s = capacity_img_s * _speed_as_promised(scenario, cluster, costs)
+        cluster = replace(cluster, router=replace(cluster.router, sustained_img_s=sustained_img_s))
     experiment = Experiment(scenario, of_server, accuracy, cluster, costs, capacity_img_s)
     _require_reachable(scenario, experiment)
     return experiment

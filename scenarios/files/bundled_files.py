@@ -26,12 +26,12 @@ _TEXT: Final = """\
 schema: slimsched.scenario/1
 name: {name}  # results go to runs/{name}
 
-# How accurate the network is at each tuple of widths. `slimresnet18-paper` ships: the paper's table. For a network of
-# your own name it instead (model.network, docs/models.md).
+# How accurate the network is at each tuple of widths. `slimresnet18-paper` is bundled: the paper's table. For a custom
+# network name it instead (model.network, docs/models.md).
 model: {{accuracy: {accuracy}}}
 
 cluster:
-  # One entry a server. `profile` is a GPU that ships (`slimsched list profiles`), or a file that `slimsched calibrate`
+  # One entry a server. `profile` is a bundled GPU (`slimsched list profiles`), or a file that `slimsched calibrate`
   # wrote. `link` is how activations get there: {links}, or latency_s and bandwidth_bytes_s.
 {greedy}  servers:
 {servers}
@@ -87,7 +87,7 @@ def starter_text(file: Path, name: str, starter: Starter, links: Sequence[str]) 
     plural = "s" if len(servers) > 1 else ""
     quoted = shlex.quote(str(file))
     values = {
-        f"slimsched simulate {quoted}": "one run; --router says which router",
+        f"slimsched simulate {quoted}": "one run; --router shows which router",
         f"slimsched compare {quoted}": "the routers below on the same arrivals",
         "slimsched list": "what else can be named here",
     }
@@ -135,8 +135,8 @@ def profile_file(name: Path | str, source: str | None = None, key: str = "") -> 
     if path.name.lower() not in shipped:
         calibrated = CALIBRATED / f"{path.name}.yaml"
         hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
-        suggestion = nearest(path.name.lower(), shipped, "those that ship are", same_numbers=True)
-        remedy = "for a GPU of your own: `slimsched profile synth sheet.yaml` (docs/profiles.md)"
+        suggestion = nearest(path.name.lower(), shipped, "the bundled ones are", same_numbers=True)
+        remedy = "for a custom GPU: `slimsched profile synth sheet.yaml` (docs/profiles.md)"
         problem = f"no such profile; {hint}{suggestion}; {remedy}"
         raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
     return shipped[path.name.lower()]
@@ -161,8 +161,8 @@ def _shipped_model(name: str, folder: Path, ending: str, source: str, key: str) 
         return name
     shipped = {file.name.removesuffix(ending): file for file in (SHIPPED / "models").glob(f"*{ending}")}
     if name not in shipped:
-        suggestion = nearest(name, shipped, "those that ship are")
-        raise InputError(source, key, f"{name}: no such file, and no network of this name ships; {suggestion}")
+        suggestion = nearest(name, shipped, "the bundled ones are")
+        raise InputError(source, key, f"{name}: no such file, and no bundled network of this name; {suggestion}")
     return str(shipped[name])
 
 
@@ -186,7 +186,7 @@ def scenario_file(path: Path) -> Path:
     is_shipped = shipped.is_file() and not shipped.is_relative_to(SHIPPED)
     if path.suffix:
         if is_shipped and path.suffix == ".yaml":
-            problem = "no such file here; the one that ships is named without its ending"
+            problem = "no such file here; the bundled one is named without its ending"
             raise InputError("scenario", "", f"{path}: {problem}: {path.with_suffix('')}")
         return path
     if is_shipped:
@@ -197,7 +197,7 @@ def scenario_file(path: Path) -> Path:
     if str(path) in below:
         return below[str(path)]
     names = [*(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml")), *below]
-    remedy = "a file of your own ends in .yaml; `slimsched init` writes a first one"
+    remedy = "a custom file ends in .yaml; `slimsched init` writes a first one"
     problem = f"no such file, and no shipped scenario has this name; {nearest(path.name, names)}; {remedy}"
     raise InputError("scenario", "", f"{path}: {problem}")
 

@@ -124,9 +124,9 @@ def check_router(name: str, source: str, key: str = "") -> None:
                 f"{name}: no router's file has this ending; a rule's, as `slimsched train` writes, has {RULE_SUFFIX}"
             )
         elif name.endswith(".py"):
-            problem = f"{name}: a class of your own is named by its module: {Path(name).stem}:CLASS"
+            problem = f"{name}: a custom class is named by its module: {Path(name).stem}:CLASS"
         elif "," in name and ":" not in name:
-            problem = f"{name!r} is no router; name each apart, such as --router {name.replace(',', ' --router ')}"
+            problem = f"{name!r} is not a router; name each apart, such as --router {name.replace(',', ' --router ')}"
         elif ":" not in name and ("." in name or "/" in name):
             problem = _no_file(Path(name))
         raise InputError(source, key, problem) from None

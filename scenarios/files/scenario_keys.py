@@ -135,7 +135,7 @@ class ModelSection(StrictModel):
         if not (self.network or self.checkpoint or self.accuracy):
             raise ValueError("give one of network, checkpoint, accuracy")
         if self.options and not (self.network and ":" in self.network):
-            raise ValueError("options are for a network of your own, named `module:Class`")
+            raise ValueError("options are for a custom network, named `module:Class`")
         return self
 
     @property

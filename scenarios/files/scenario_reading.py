@@ -65,7 +65,7 @@ def _naming_items(raw: Mapping[str, Any], source: str) -> Iterator[None]:
 def _check(scenario: Scenario, source: str) -> None:
     """Check all that no single key can; raises `InputError`."""
     if scenario.model.accuracy is not None:
-        with with_remedy("`slimsched model train` writes one; slimresnet18-paper names the paper's, which ships"):
+        with with_remedy("`slimsched model train` writes one; slimresnet18-paper names the paper's, which is bundled"):
             read_text(Path(scenario.model.accuracy), source, "model.accuracy")
     _check_network(scenario, source)
     if is_image_folder(scenario.model.dataset):  # a user's own class is imported when it is needed
@@ -94,7 +94,7 @@ def read_profile(path: Path, source: str | None = None, key: str = "") -> Profil
         raise InputError(str(path), "", "is empty; `slimsched calibrate` writes profiles")
     if text.startswith('{"schema": "slimsched.calibration-log/'):
         profile = path.with_suffix(".yaml")
-        remedy = f"name {profile}" if profile.is_file() else "`slimsched calibrate` goes on from it and writes one"
+        remedy = f"name {profile}" if profile.is_file() else "`slimsched calibrate` resumes from it and writes one"
         raise InputError(str(path), "", f"is the log of a calibration, not a profile; {remedy}")
     return Profile.from_yaml(text, str(path))
 
@@ -123,7 +123,7 @@ def _check_network(scenario: Scenario, source: str) -> None:
     if name is None or name in NETWORKS:
         return
     if not is_own(name):
-        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for one of your own"
+        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for a custom one"
         raise InputError(source, "model.network", problem)
 
 
@@ -156,7 +156,7 @@ def _check_device(server: ServerSection, owners: Set[str], source: str, key: str
             raise InputError(source, key, "give device (a real or an emulated one) or profile (a simulated one)")
         return
     if shared not in owners:
-        problem = f"{shared!r} is no server with a device of its own; {nearest(shared, owners)}"
+        problem = f"{shared!r} is not a server with a device of its own; {nearest(shared, owners)}"
         raise InputError(source, f"{key}.shares_device_with", problem)
 
 

@@ -69,7 +69,7 @@ def _level(text: str, source: str, line: int) -> float:
     except ValueError:
         value = -1.0
     if not (isfinite(value) and value >= 0):
-        problem = f"{text!r:.80} is no count or rate; expected finite numbers from 0 (fill a recording's gaps first)"
+        problem = f"{text!r:.80} is not a count or rate; expected finite numbers from 0 (fill a recording's gaps first)"
         raise InputError(source, f"line {line}", problem)
     return value
 
@@ -81,7 +81,7 @@ def _time_s(text: str, source: str, line: int) -> tuple[str, float]:
     except ValueError:
         return _date_s(text, source, line)
     if not abs(value) <= _LATEST:
-        problem = f"{text!r:.80} is no time; expected finite seconds or ISO 8601 dates"
+        problem = f"{text!r:.80} is not a time; expected finite seconds or ISO 8601 dates"
         raise InputError(source, f"line {line}", problem)
     return "seconds", value
 
@@ -90,7 +90,7 @@ def _date_s(text: str, source: str, line: int) -> tuple[str, float]:
     try:
         date = datetime.fromisoformat(text)
     except ValueError:
-        problem = f"{text!r:.80} is no time; expected seconds or ISO 8601 dates"
+        problem = f"{text!r:.80} is not a time; expected seconds or ISO 8601 dates"
         raise InputError(source, f"line {line}", problem) from None
     if date.tzinfo is None:
         return "dates without a zone", (date.replace(tzinfo=UTC) - _EPOCH).total_seconds()

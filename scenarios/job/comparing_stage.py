@@ -215,7 +215,7 @@ class SuiteFile(StrictModel):
     schema_: Literal["slimsched.suite/1"] = Field(alias="schema")
     name: str
     seeds: tuple[int, ...]
-    scenarios: tuple[str, ...] = Field(description="by the names of those that ship; each has a floor (tuning.floor)")
+    scenarios: tuple[str, ...] = Field(description="by the names of the bundled ones; each has a floor (tuning.floor)")
     clusters: Clusters = Field(description="what the others are drawn from")
     drawn: Mapping[str, float] = Field(description="the drawn clusters: name and floor of each")
 
@@ -280,7 +280,7 @@ def race(routers: Sequence[str], folder: RunFolder, only: Sequence[str] = (), *,
     names = case_names(suite)
     for name in only:
         if name not in names:
-            raise InputError("--only", "", f"{name!r} is no case; {nearest(name, names)}")
+            raise InputError("--only", "", f"{name!r} is not a case; {nearest(name, names)}")
     selected = [name for name in names if not only or name in only]
     memo, cases = folder.memo("suite", inputs_hash(FILE, code_here())), []
     finished = {row["inputs"]: row["rows"] for row in memo.rows}

@@ -306,7 +306,7 @@ def pressure_text(experiment: Experiment) -> str:
     wide_img_s, busy_img_s = experiment.capacity_img_s, rate_img_s * experiment.scenario.workload.busiest_factor()
     text = (
         f"{experiment.scenario.name}: {experiment.mean_rate_img_s:.4g} images/s arrive on average, "
-        f"at most {busy_img_s:.4g} for a while; the devices carry about {wide_img_s:.4g} at full width "
+        f"at most {busy_img_s:.4g} for a while; the devices sustain about {wide_img_s:.4g} at full width "
         f"and {narrow_img_s:.4g} at the narrowest"
     )
     if busy_img_s > narrow_img_s:

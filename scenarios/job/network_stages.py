@@ -39,7 +39,7 @@ def require_accuracy(run: Run) -> None:
         return
     table, key = load_accuracy(Path(section.accuracy)), "model.accuracy"
     if isinstance(table, PaperTable):
-        problem = "is no measurement of the network that this scenario runs; leave one of the two out"
+        problem = "is not a measurement of the network that this scenario runs; leave one of the two out"
         raise InputError(run.scenario.name, key, f"{section.accuracy} {problem}")
     if section.checkpoint is None:
         problem = f"{section.accuracy} can't be of a network that is yet to be trained; leave it out"

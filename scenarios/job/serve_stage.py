@@ -246,8 +246,8 @@ def serve(
         ExitStack() as stack,
     ):
         served = _served(run, experiment, slots)  # while the servers start
-        carried_img_s = estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)
-        spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
+        sustained_img_s = estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)
+        spec = IngressSpec(served, limits, tokens, sustained_img_s, certificate, logs_json=journal.as_json)
         open_frontend = stack.enter_context(ingress(spec, room.listening, slots, journal))
         log = None
         if scenario.serve.log_gb:

@@ -154,7 +154,7 @@ def drawn_experiment(spec: Clusters, name: str) -> Experiment:
     experiment = built()
     unit_s = unit_of(experiment.context) / NS_PER_S
     document["router"]["max_batching_delay_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
-    duration_s, document["workload"] = _workload(spec, _carried_img_s(experiment), rng)
+    duration_s, document["workload"] = _workload(spec, _sustained_img_s(experiment), rng)
     document |= {"duration_s": duration_s, "warmup_s": WARMUP * duration_s}
     if rng.random() < spec.short_of_memory:
         share = _even(spec.memory, rng)
@@ -189,7 +189,7 @@ def _accuracy(spec: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
     return replace(accuracy, prior=AccuracyPrior(table))
 
 
-def _carried_img_s(experiment: Experiment) -> float:
+def _sustained_img_s(experiment: Experiment) -> float:
     """Return the rate of the devices at middle widths, or of the router's host in small micro-batches, whichever is
     less."""
     config, host = experiment.cluster.router, experiment.cluster.host
@@ -200,11 +200,11 @@ def _carried_img_s(experiment: Experiment) -> float:
     return min(devices_img_s, host_img_s)
 
 
-def _workload(spec: Clusters, carried_img_s: float, rng: np.random.Generator) -> tuple[float, dict[str, Any]]:
+def _workload(spec: Clusters, sustained_img_s: float, rng: np.random.Generator) -> tuple[float, dict[str, Any]]:
     """Draw how long a run is, and when images arrive."""
     load, kind = float(rng.uniform(*spec.load)), _one(spec.workloads, rng)
     burst = max(MIN_BURST, min(_even(spec.burst, rng), spec.busiest / load))
-    rate_img_s = load * carried_img_s
+    rate_img_s = load * sustained_img_s
     duration_s = max(MIN_RUN_S, spec.images / rate_img_s)
     changes: dict[str, Any] = {}
     if kind == "mmpp":

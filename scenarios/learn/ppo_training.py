@@ -148,7 +148,7 @@ def write_router(experiment: Experiment, layers: Layers | nn.Sequential, path: P
         try:
             checkpoint.read(path)
         except InputError:
-            raise InputError("out", "", f"{path} is there, and is no router; name another file") from None
+            raise InputError("out", "", f"{path} is there, and is not a router; name another file") from None
     router.save(path)
 
 
@@ -253,7 +253,7 @@ def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
         problem = f"weights and biases of shapes {shapes or 'none'}; {shapes_expected}, weights are (outputs, inputs)"
         raise InputError("layers", "", problem)
     if not all((np.abs(each) <= checkpoint.MOST).all() for each in (*weights, *biases)):
-        raise InputError("layers", "", f"hold numbers that are not finite, or beyond {checkpoint.MOST:g}; train anew")
+        raise InputError("layers", "", f"hold numbers that are not finite, or beyond {checkpoint.MOST:g}; train again")
     names = [*(f"trunk.{index}" for index in range(len(layers) - 1)), "heads"]
     return {
         f"{name}.{part}": value

@@ -375,7 +375,7 @@ def require_possible(experiment: Experiment, kind: str, params: TuningParams) ->
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
     if models := experiment.cluster.router.models:
-        problem = f"a rule is tuned for one model, here are {len(models)}; take ladder or compass as they ship"
+        problem = f"a rule is tuned for one model, here are {len(models)}; take the built-in ladder or compass"
         raise InputError(experiment.scenario.name, "model", problem)
     best = max(experiment.held_top1.values())
     if params.floor > best:
@@ -555,7 +555,7 @@ def _tuples(evaluator: Evaluator) -> list[Finalist]:
         rule = FixedRule(tuples=dict(zip(classes, tuples, strict=True))) if classes else FixedRule(tuple=tuples[0])
         of_what = f"settings of {tuples if classes else tuples[0]}"
         rule = rule.model_copy(update=dict(best_settings(rule, evaluator, of_what, {})))
-        finalists.append(Finalist(f"tuple ({name})", "the quickest", rule))
+        finalists.append(Finalist(f"tuple ({name})", "the fastest", rule))
     assert finalists, "the floor is not above the best tuple"
     return finalists
 

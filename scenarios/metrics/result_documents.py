@@ -37,7 +37,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Carried:
+class Sustained:
     """The largest rate at which floor and limit are kept, searched with each seed on its own.
 
     Attributes:
@@ -51,7 +51,7 @@ class Carried:
     accuracy: float
     energy_per_image_j: float
 
-    def meets(self, other: Carried | None) -> bool:
+    def meets(self, other: Sustained | None) -> bool:
         """Check whether the ranges overlap: the two are not distinguishable."""
         return other is not None and self.high_img_s > other.low_img_s and other.high_img_s > self.low_img_s
 
@@ -64,14 +64,14 @@ class PlannedRouter:
         role: the two kinds of plain replication have each image stay on one server, at one width tuple.
         rule: of one that has neither a name nor a file: what its file would hold.
         outcome: under the scenario's own load.
-        carried: None if no rate keeps what is asked.
+        sustained: None if no rate keeps what is asked.
     """
 
     router: str
     role: Role
     rule: Mapping[str, Any] | None
     outcome: Outcome
-    carried: Carried | None
+    sustained: Sustained | None
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class Change:
 
     Attributes:
         what: `load`, or the lost server's name (servers that share its device are lost, too).
-        carried: with the device lost; None for more load, which does not change it, or without a sustained rate.
+        sustained: with the device lost; None for more load, which does not change it, or without a sustained rate.
     """
 
     what: str
     outcome: Outcome
-    carried: Carried | None
+    sustained: Sustained | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Plan(OwnDocument):
         nearest: if there is no choice, the router that comes nearest under the scenario's load: of those that keep the
             floor, if there are any, the one that serves most (up to 99 %), and of these the lowest p99.
         tied: those not distinguishable from the one that sustains the highest rate, without the choice.
-        quickest: of those that keep floor and limit, the one with the lowest p99 under the scenario's load.
+        fastest: of those that keep floor and limit, the one with the lowest p99 under the scenario's load.
         p99_range_s: of the choice, or of the nearest, under the scenario's load, over runs with other seeds: it holds
             the p99 of a further one with a chance of 90 %. None if a run completed nothing.
         routers: all that were tried, full width and the best single width among them.
@@ -158,7 +158,7 @@ class Plan(OwnDocument):
     choice: str | None
     tied: tuple[str, ...]
     nearest: str | None
-    quickest: str | None
+    fastest: str | None
     p99_range_s: Range | None
     routers: tuple[PlannedRouter, ...]
     servers: tuple[PlannedServer, ...]
@@ -198,7 +198,7 @@ class Plan(OwnDocument):
                 "latency_p99_s": router.outcome.latency_p99_s["mean"],
                 "accuracy": router.outcome.accuracy["mean"],
                 "energy_per_image_j": router.outcome.energy_per_image_j["mean"],
-                "carried_img_s": router.carried and router.carried.mean_img_s,
+                "sustained_img_s": router.sustained and router.sustained.mean_img_s,
             }
             for router in self.routers
         ]

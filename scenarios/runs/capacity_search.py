@@ -63,10 +63,10 @@ class RateReading:
 
 @dataclass(frozen=True)
 class TriedRate:
-    """What the runs at one rate show; `carries`: most of the seeds keep what is asked."""
+    """What the runs at one rate show; `sustains`: most of the seeds keep what is asked."""
 
     rate_img_s: float
-    carries: bool
+    sustains: bool
     readings: tuple[RateReading, ...]
 
     def kept(self, slo: Slo) -> list[RateReading]:
@@ -234,13 +234,13 @@ def _bracket(
     """Return a rate that is sustained and one that is not, within the precision; None if none is, down to the least."""
     low: TriedRate | None = None
     high = attempt(first_img_s)
-    while high.carries:
+    while high.sustains:
         low, high = high, attempt(high.rate_img_s * 2)
     while low is None or high.rate_img_s - low.rate_img_s > precision * high.rate_img_s:
         if low is None and high.rate_img_s < least_img_s:
             break
         middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
-        low, high = (middle, high) if middle.carries else (low, middle)
+        low, high = (middle, high) if middle.sustains else (low, middle)
     return low, high
 
 

@@ -252,7 +252,7 @@ def require_solvable(experiment: Experiment, widths: int | None = None, classes:
     """Raise `InputError` for a program that would take hours and many gigabytes; `widths`: how many may run."""
     config = experiment.cluster.router
     if (unknowns := unknowns_of(experiment, widths or len(config.widths), classes)) > MAX_UNKNOWNS:
-        problem = f"the bound on {config.servers:,} servers is a programme of {unknowns:.1e} unknowns"
+        problem = f"the bound on {config.servers:,} servers is a program of {unknowns:.1e} unknowns"
         raise InputError(experiment.scenario.name, "cluster.servers", f"{problem}; expected at most {MAX_UNKNOWNS:.0e}")
 
 
@@ -283,7 +283,7 @@ def overload_of(experiment: Experiment) -> str | None:
     if rate_img_s <= capacity_img_s:
         return None
     return (
-        f"{experiment.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can carry more than "
+        f"{experiment.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can sustain more than "
         f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies tell of the run's length; "
         "lower the rate, or add servers or bandwidth (`slimsched bound`, `slimsched capacity`)"
     )
@@ -432,7 +432,7 @@ def window_rates_img_s(experiment: Experiment, seed: int, window_s: float = 1.0)
     return np.asarray(counts / np.diff(edges_s), np.float64)
 
 
-# -------------------------------------------------------------------------------------------------------- the programme
+# -------------------------------------------------------------------------------------------------------- the program
 
 
 def _edges(segments: int, groups: Sequence[tuple[float, ...]]) -> list[Edge]:

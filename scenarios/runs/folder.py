@@ -107,7 +107,7 @@ class RunFolder:
             return
         is_new = not self.path.exists()
         if not is_new and not self.is_flagged and any(self.path.iterdir()):
-            raise InputError(str(self.path), "", "holds files and is no run folder; name an empty or a new folder")
+            raise InputError(str(self.path), "", "holds files and is not a run folder; name an empty or a new folder")
         (self.path / OWN).mkdir(parents=True, exist_ok=True)
         with self._locked():
             self._is_open = True

@@ -36,7 +36,6 @@ from scenarios.files.bundled_files import KEEPING, made_file, made_kind
 from scenarios.files.router_files import display_name
 from scenarios.metrics.failure_signs import LIMIT, leaves_many, served
 from scenarios.metrics.result_documents import (
-    Carried,
     Change,
     Equal,
     Outcome,
@@ -45,6 +44,7 @@ from scenarios.metrics.result_documents import (
     PlannedServer,
     Role,
     Run,
+    Sustained,
 )
 from scenarios.metrics.run_result import Result, Simulator
 from scenarios.metrics.slo import Slo, has_floor
@@ -114,30 +114,30 @@ class Trial:
         self.on_step()
         return result
 
-    def carried(self, router: Candidate, lost: tuple[str, ...] = ()) -> Carried | None:
+    def sustained(self, router: Candidate, lost: tuple[str, ...] = ()) -> Sustained | None:
         """Return the rate it sustains; None if there is none with some seed."""
-        carried = []
+        sustained = []
         for seed in self.seeds:
             search = Search(router.name, (seed,), self.search_s, PRECISION, self.engine, self.slo, lost)
             try:
-                carried.append(capacity(self.experiment, router.make, search))
+                sustained.append(capacity(self.experiment, router.make, search))
             except WorkError:
-                for _ in self.seeds[len(carried) :]:
+                for _ in self.seeds[len(sustained) :]:
                     self.on_step()
                 return None
             self.on_step()
-        return Carried(
-            low_img_s=min(each.stable_img_s for each in carried),
-            mean_img_s=float(np.mean([each.stable_img_s for each in carried])),
-            high_img_s=max(each.unstable_img_s for each in carried),
-            accuracy=float(np.mean([each.accuracy for each in carried])),
-            energy_per_image_j=float(np.mean([each.energy_per_image_j for each in carried])),
+        return Sustained(
+            low_img_s=min(each.stable_img_s for each in sustained),
+            mean_img_s=float(np.mean([each.stable_img_s for each in sustained])),
+            high_img_s=max(each.unstable_img_s for each in sustained),
+            accuracy=float(np.mean([each.accuracy for each in sustained])),
+            energy_per_image_j=float(np.mean([each.energy_per_image_j for each in sustained])),
         )
 
     def planned(self, router: Candidate) -> PlannedRouter:
         """Return one row of the plan."""
         rule = None if router.rule is None else router.rule.to_dict()
-        return PlannedRouter(router.name, router.role, rule, self.outcome(router), self.carried(router))
+        return PlannedRouter(router.name, router.role, rule, self.outcome(router), self.sustained(router))
 
 
 def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ()) -> Plan:
@@ -149,7 +149,7 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
     by_name = {each.name: each for each in routers}
     router = None if choice is None else by_name[choice.router]
     able = [row for row in rows if row.outcome.keeps]
-    quickest = min(able, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
+    fastest = min(able, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
     return Plan(
         scenario=scenario.name,
         engine=trial.engine,
@@ -165,7 +165,7 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
         choice=None if choice is None else choice.router,
         tied=tuple(each.router for each in tied),
         nearest=nearest,
-        quickest=None if quickest is None else quickest.router,
+        fastest=None if fastest is None else fastest.router,
         p99_range_s=trial.p99_range_s(router or by_name[nearest or ""]),
         routers=rows,
         servers=() if router is None else _servers(trial, router),
@@ -187,15 +187,15 @@ def _assumed(experiment: Experiment) -> dict[str, str]:
 
 def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[PlannedRouter | None, list[PlannedRouter]]:
     """Return the router to run (`Plan.choice`), and those that tie with it (`Plan.tied`)."""
-    able = [row for row in rows if row.carried and row.outcome.keeps and row.router != RANDOM]
+    able = [row for row in rows if row.sustained and row.outcome.keeps and row.router != RANDOM]
     if not able:
         return None, []
     if saves_energy:
         choice = min(able, key=lambda each: each.outcome.energy_per_image_j["mean"] or np.inf)
         ties = [each for each in able if _overlap(each.outcome.energy_per_image_j, choice.outcome.energy_per_image_j)]
     else:
-        most = max(able, key=lambda each: each.carried.mean_img_s if each.carried else 0.0)
-        ties = [each for each in able if each.carried and each.carried.meets(most.carried)]
+        most = max(able, key=lambda each: each.sustained.mean_img_s if each.sustained else 0.0)
+        ties = [each for each in able if each.sustained and each.sustained.meets(most.sustained)]
         choice = min(ties, key=lambda each: each.outcome.latency_p99_s["mean"] or np.inf)
     return choice, [tie for tie in ties if tie is not choice]
 
@@ -328,7 +328,7 @@ def _changes(trial: Trial, router: Candidate) -> Iterator[Change]:
     yield Change("load", trial.outcome(router, scale=MORE_LOAD), None)
     names = fastest_device(trial.experiment)
     if len(names) < len(trial.experiment.cluster.servers):
-        yield Change(names[0], trial.outcome(router, lost=names), trial.carried(router, names))
+        yield Change(names[0], trial.outcome(router, lost=names), trial.sustained(router, names))
 
 
 def fastest_device(experiment: Experiment) -> tuple[str, ...]:

@@ -539,11 +539,11 @@ def read_table(path: Path, *names: str) -> dict[str, list[Any]]:
                 raise InputError(str(path), "", f"has no column {missing[0]!r}; {hint}: no record of this version")
             columns: dict[str, list[Any]] = file.read(list(names) or None).to_pydict()
     except (ArrowException, OSError) as error:
-        problem = f"not a Parquet table, or damaged ({in_a_line(str(error))}); make the run anew"
+        problem = f"not a Parquet table, or damaged ({in_a_line(str(error))}); make the run again"
         raise InputError(str(path), "", problem) from None
     for name in names:
         if name != "status" and not all(isinstance(value, int | float | None) for value in columns[name]):
-            raise InputError(str(path), name, "holds something that is no number: no record of this version")
+            raise InputError(str(path), name, "holds something that is not a number: no record of this version")
     return columns
 
 

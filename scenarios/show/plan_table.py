@@ -83,14 +83,14 @@ def working_set_text(server: PlannedServer) -> str:
 
 def routers_table(plan: Plan) -> Table:
     """Return all that was tried, by descending sustained rate."""
-    head = [Column("router"), Column("carries", "images/s", 0), Column("of that, least", "", 0)]
+    head = [Column("router"), Column("sustains", "images/s", 0), Column("of that, least", "", 0)]
     head += [Column("and most", "", 0), Column("J/image there"), Column("p99 here", "ms", 2, 1000)]
     head += [Column("accuracy here", "%", 2, 100), Column("J/image here"), Column("kept here")]
     rows: list[list[Cell]] = []
-    for router in sorted(plan.routers, key=lambda router: -router.carried.mean_img_s if router.carried else 0.0):
-        rate, outcome = router.carried, router.outcome
-        carried = [rate.mean_img_s, rate.low_img_s, rate.high_img_s, rate.energy_per_image_j] if rate else [None] * 4
+    for router in sorted(plan.routers, key=lambda router: -router.sustained.mean_img_s if router.sustained else 0.0):
+        rate, outcome = router.sustained, router.outcome
+        sustained = [rate.mean_img_s, rate.low_img_s, rate.high_img_s, rate.energy_per_image_j] if rate else [None] * 4
         reached = [outcome.latency_p99_s, outcome.accuracy, outcome.energy_per_image_j]
-        rows.append([router.router, *carried, *reached, "yes" if outcome.keeps else "no"])
-    notes = ["Who carries nothing (-) keeps what is asked at no rate."]
-    return Table(head, rows, "routers: what they carry, and what they reach under the scenario's load", notes)
+        rows.append([router.router, *sustained, *reached, "yes" if outcome.keeps else "no"])
+    notes = ["Who sustains nothing (-) keeps what is asked at no rate."]
+    return Table(head, rows, "routers: what they sustain, and what they reach under the scenario's load", notes)

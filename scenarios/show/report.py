@@ -199,7 +199,7 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder(run_folder)
     path = folder.path
     if not path.is_dir() or (not folder.is_flagged and any(path.iterdir())):
-        problem = "is no run folder that serves" if path.is_dir() else "no such run folder"
+        problem = "is not a run folder that serves" if path.is_dir() else "no such run folder"
         raise InputError(str(path), "", f"{problem}; `slimsched run` and `slimsched compare --out` make one")
     with folder.opened():
         material = gather(folder)
@@ -267,7 +267,7 @@ def report(material: Material) -> str:
     comparison, validation = material.comparison, material.validation
     parts: dict[str, Sequence[Table | Chart | Section]] = {
         "Routers in simulation": list(_in_simulation(comparison, validation)) if comparison else [],
-        "Simulation beside executors": list(_on_executors(validation)) if validation else [],
+        "Simulation and executors": list(_on_executors(validation)) if validation else [],
         "Latency": list(_latency(material)),
         "Accuracy against cost": list(_trade_offs(material)),
         "Servers over time": list(_over_time(material)),

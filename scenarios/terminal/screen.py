@@ -60,8 +60,8 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-RESUMES: Final = "interrupted; the same command goes on from what is finished"
-BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begins anew"
+RESUMES: Final = "interrupted; the same command resumes"
+BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command starts from scratch"
 
 
 def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str] = lambda: RESUMES) -> int:

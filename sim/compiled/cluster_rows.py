@@ -159,7 +159,7 @@ class Program:
             p.host_devices_at, p.host_devices = self._writer.add([*host.devices, NONE]), len(host.devices)
         p.anywhere = config.micro_batch_key == "any"
         p.sheds, p.mean_accuracy = config.shed_expired, cluster.prior.mean_accuracy
-        p.carried_img_s = config.carried_img_s
+        p.sustained_img_s = config.sustained_img_s
         p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
         accuracies = dict(zip(config.width_tuples(), config.accuracies, strict=bool(config.accuracies)))
         p.top1_at = self._writer.add(self.by_tuple(accuracies.__getitem__), np.float64) if accuracies else NONE

@@ -176,7 +176,7 @@ def _set_room(c: Cluster, p: Parameters) -> None:
             if tally_at(c, p, other).floor > tally.floor:
                 better += 1
         tally.rank = better / max(1, p.classes - 1)
-    c.room.images = p.carried_img_s * limit_ns / _NS if limit_ns < NEVER else 0.0
+    c.room.images = p.sustained_img_s * limit_ns / _NS if limit_ns < NEVER else 0.0
 
 
 @kernel

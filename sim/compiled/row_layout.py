@@ -419,7 +419,7 @@ class Parameters(Record):
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
     mean_accuracy = REAL
-    carried_img_s = REAL
+    sustained_img_s = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
     tallies_at = INT
     samples = up_at = looked_at = freed_at = uplinks = observed_at = powers_at = INT

@@ -40,7 +40,7 @@ def build_report(folder: Path) -> Path:
         InputError: that is of another form than this version's.
     """
     source = folder / "comparison.json"
-    with told_of(source, "make it anew with `slimsched jobs compare SCENARIO --out`"):
+    with told_of(source, "make it again with `slimsched jobs compare SCENARIO --out`"):
         write_text(folder / "report.html", page(json.loads(read_text(source))))
     return folder / "report.html"
 

@@ -75,7 +75,7 @@ _DAY_NS: Final = 86_400 * NS_PER_S
 _PATIENT: Final = 10  # passes that fail one after another
 _FEW: Final = 300  # jobs that are simulated sooner than a process starts
 _MAX_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
-_COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
+_COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies in parallel"
 
 
 # --------------------------------------------------------------------------------------------------------------- traces
@@ -151,7 +151,7 @@ def inspect(trace: File, /, *, gpus: int | None = None) -> CommandResult:
         gpus: also show the load on a cluster of this many GPUs.
 
     Raises:
-        InputError: it is no trace.
+        InputError: it is not a trace.
     """
     from jobs.job_traces import read_trace, summarize
     from slimsched.jobs.texts import summary_text
@@ -548,7 +548,7 @@ def train(
         base: the policy whose order it sees jobs in, and whose predicted run times it is shown; it is rewarded for
             being ahead of first-fit in that order.
         seed: of what is drawn in training.
-        out: where it goes; goes on from there where it was interrupted.
+        out: where it goes; resumes from there where it was interrupted.
         epochs: updates.
         episodes: windows an epoch.
         window: jobs of a window.
@@ -557,7 +557,7 @@ def train(
         jobs: processes; by default one a core.
 
     Raises:
-        InputError: the trace is too short, the base is no order that is known without run times, or the file is of
+        InputError: the trace is too short, the base is not an order that is known without run times, or the file is of
             another training.
     """
     from jobs.job_scenario_keys import LEARNED_SUFFIX

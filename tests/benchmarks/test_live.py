@@ -170,7 +170,7 @@ def test_the_fewest_searches_of_a_router_are_told(counts: tuple[int, ...], told:
 def test_what_is_missing_is_told_and_what_was_measured_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page is the same without the run folder; a run that is not finished is no result."""
+    """The page is the same without the run folder; a run that is not finished is not a result."""
     folder_of(tmp_path / "runs" / "live-bursts", validation((T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95)))
     (tmp_path / "runs" / "live-day").mkdir()
     words = ["live", "--runs", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")]

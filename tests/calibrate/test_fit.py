@@ -136,7 +136,7 @@ def test_the_share_of_the_multiprocessors_is_read_along_demand(tmp_path: Path) -
 
 @pytest.mark.parametrize("told, kept", [(None, None), (float("nan"), None), (1.01, 1.0), (-0.01, 0.0), (0.4, 0.4)])
 def test_a_share_of_the_multiprocessors_is_a_share_or_nothing(told: float | None, kept: float | None) -> None:
-    """A counter lies a little beyond 1 now and then, and is no number where it did not count."""
+    """A counter lies a little beyond 1 now and then, and is not a number where it did not count."""
     point = Point(1, 1.0, 0.0, 1)
     load = SteadyLoad(100, 1.0, 50.0, 0.9, Provenance.POLLED, 1.0, told)
     seen = power_points([(Steady(point, 1.0), SteadyResult(load))], facts().power, held_out=False)[point]
@@ -165,7 +165,7 @@ def test_what_is_held_out_enters_no_fit(tmp_path: Path) -> None:
 
 
 def test_a_key_without_measurement_is_refused(tmp_path: Path) -> None:
-    """A profile with a hole is no profile."""
+    """A profile with a hole is not a profile."""
 
     def of_another(measurement: Measurement) -> bool:
         step, _ = measurement

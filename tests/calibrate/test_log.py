@@ -116,7 +116,7 @@ HEADER = b'{"schema": "slimsched.calibration-log/2", "stamp": {"device": "cpu", 
     ],
 )
 def test_what_is_no_log_is_refused_and_left_as_it_was(tmp_path: Path, text: bytes, said: str) -> None:
-    """A whole line that is no step, JSON that is no calibration log, no JSON at all: byte for byte."""
+    """A whole line that is not a step, JSON that is not a calibration log, no JSON at all: byte for byte."""
     path = tmp_path / "log"
     path.write_bytes(text)
     with pytest.raises(InputError, match=said):
@@ -151,13 +151,13 @@ def files_of_at_most(size_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_keeps_what_was_measured(tmp_path: Path) -> None:
-    """In the middle of the last line: the message says what is kept, and the log goes on once there is room."""
+    """In the middle of the last line: the message shows what is kept, and the log goes on once there is room."""
     path, kept = tmp_path / "log", len(RESULTS) - 1
     whole_bytes = len(written(path))
     path.unlink()
     with files_of_at_most(whole_bytes - 20), pytest.raises(WorkError, match=r"cannot be written .*make room") as full:
         written(path)
-    assert f"{kept} finished steps are kept in {path}: the same command goes on from there" in str(full.value)
+    assert f"{kept} finished steps are kept in {path}: the same command resumes there" in str(full.value)
     assert str(full.value).count("finished steps") == 1
     assert path.read_bytes().endswith(b"\n")
     with Log(path, STAMP) as log:
@@ -195,7 +195,7 @@ def test_a_path_that_cannot_be_a_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_calibrations_do_not_share_a_log(tmp_path: Path) -> None:
-    """While the first one writes the second is refused: half a line is no rest of a crash. Then it goes on."""
+    """While the first one writes the second is refused: half a line is not a rest of a crash. Then it goes on."""
     path = tmp_path / "log"
     with Log(path, STAMP), path.open("ab") as half:
         half.write(b'{"step": "half')

@@ -118,7 +118,7 @@ def test_a_gpu_without_a_library_or_a_place_is_refused(
 
 
 def test_power_that_nothing_measures_is_given_or_published(nvml_device: FakeNvmlDevice) -> None:
-    """Else the message says what to give."""
+    """Else the message shows what to give."""
     nvml_device.refused = dict.fromkeys(
         ("nvmlDeviceGetPowerUsage", "NVML_FI_DEV_POWER_INSTANT", "NVML_FI_DEV_POWER_AVERAGE"),
         pynvml.NVML_ERROR_NOT_SUPPORTED,

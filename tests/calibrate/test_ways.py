@@ -1,4 +1,4 @@
-"""How a GPU computes while it is measured: the quickest way, once, and as its log began."""
+"""How a GPU computes while it is measured: the fastest way, once, and as its log began."""
 
 from __future__ import annotations
 

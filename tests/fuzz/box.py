@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Special:
-    """What lies in a folder and is no regular file; `to` is where a link points."""
+    """What lies in a folder and is not a regular file; `to` is where a link points."""
 
     kind: Literal["link", "pipe", "device", "folder", "gone"]
     to: str = ""

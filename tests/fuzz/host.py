@@ -113,7 +113,7 @@ def trials(finished: Finished, count: int, seed: int, root: Path) -> Iterator[tu
                 differ = [name for name in whole if after.get(name) != whole[name]]
                 if found.kind == "ok" and differ:
                     found = Outcome("misread", f"not healed: {', '.join(differ)}", ended)
-                is_made_again = fault.family == "vanished folder" and "is no run folder" in found.note  # in part
+                is_made_again = fault.family == "vanished folder" and "is not a run folder" in found.note  # in part
                 kind = "unclear" if found.kind == "refused" and not is_made_again else found.kind
                 yield f"{fault.family}, after", Outcome(kind, f"{found.note} [{fault.words}]", ended)
         finally:

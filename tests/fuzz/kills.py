@@ -34,7 +34,7 @@ from tests.fuzz.trial import ENVIRONMENT, Ended, Outcome, be_the_child, judge, w
 STAGES: Final = ("model", "accuracy", "calibrate-large", "calibrate-small", "serving", "train", "compare", "validate")
 COMMAND: Final = ("run", NAME, "--out", RUN)
 KILLS_OF_EACH: Final = 3
-AS_COMMAND: Final = 10  # one of so many is begun by the interpreter anew
+AS_COMMAND: Final = 10  # one of so many is begun by the interpreter again
 LONGEST_S: Final = 600.0
 LOOK_EVERY_S: Final = 0.01
 SHARED_MEMORY: Final = Path("/dev/shm")
@@ -78,7 +78,7 @@ class Chain:
 
 
 def begin(here: Path, *, as_command: bool = False) -> tuple[Forked | subprocess.Popen[bytes], Path]:
-    """The command in a session of its own, and where it says what: forked, or begun anew as a user begins it."""
+    """The command in a session of its own, and where it shows what: forked, or begun again as a user begins it."""
     said = here.with_name("said")
     said.mkdir(exist_ok=True)
     if not as_command:
@@ -189,7 +189,7 @@ def undisturbed(root: Path) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def _killed(chain: Chain, ended: Ended, sign: signal.Signals) -> Outcome:
-    """A kill leaves the user's files alone; an interruption ends in one line, and says what the next start does."""
+    """A kill leaves the user's files alone; an interruption ends in one line, and shows what the next start does."""
     lost = chain.box.changes((RUN, "../said", "../called"))
     if lost or ended.code in (0, -signal.SIGKILL):
         return judge(ended, lost) if lost or ended.code == 0 else Outcome("ok", "", ended)
@@ -241,13 +241,13 @@ def _differences(chain: Chain) -> Iterator[str]:
     run = chain.box.here / RUN
     found = documents(run)
     yield from (f"{name} differs" for name in OF_THE_NETWORK if found.get(name) != chain.network[name])
-    anew, problem = _from_profiles(chain.box, run)
+    again, problem = _from_profiles(chain.box, run)
     if problem:
         yield problem
     yield from (
         f"{name} differs from what the kept profiles make"
         for name in OF_THE_PROFILES
-        if not problem and found.get(name) != anew.get(name)
+        if not problem and found.get(name) != again.get(name)
     )
     pairs = read_json(run / "validation.json")["pairs"]
     if len(pairs) != len(yaml.safe_load(scenario_text())["validate"]["routers"]):
@@ -261,7 +261,7 @@ def _differences(chain: Chain) -> Iterator[str]:
 
 
 def _from_profiles(box: Box, run: Path) -> tuple[dict[str, Any], str]:
-    """What training and comparison make anew of the run's profiles, network and accuracy table; and what went wrong."""
+    """What training and comparison make of the run's profiles, network and accuracy table; and what went wrong."""
     fresh = box.root / "said" / "fresh"
     shutil.copytree(
         run, fresh, ignore=shutil.ignore_patterns(*OF_THE_PROFILES, "train.json", "compare.json", "training")

@@ -1,7 +1,7 @@
 """A finished run folder with one file cut, or filled with junk: what each command makes of it, and whether it heals.
 
 `report`, `replay`, `simulate` or `compare`, in turn, looks at the torn folder; `run` then mends it. What it leaves must
-be what the undisturbed run left, to the last bit but for wall times; who can't go on says why, and names the file.
+be what the undisturbed run left, to the last bit but for wall times; who can't go on shows why, and names the file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Damage:
 
 
 def damages(folder: Path, seed: int) -> Iterator[Damage]:
-    """Every file of a run folder: ten cuts, junk of three kinds, and what is no file."""
+    """Every file of a run folder: ten cuts, junk of three kinds, and what is not a file."""
     rng = stream(seed, "fuzz:state")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name, data = str(path.relative_to(folder)), path.read_bytes()

@@ -181,7 +181,7 @@ def judge(ended: Ended, changes: list[str], argv: tuple[str, ...] = ()) -> Outco
 
 
 def _judged_refusal(ended: Ended, told: str) -> Outcome:
-    """One line that says what is wrong; who was quiet has no other."""
+    """One line that shows what is wrong; who was quiet has no other."""
     lines = [line for line in told.split("\n") if not line.startswith("warning: ")]
     note = lines[-1][:300] if lines else ""
     if ended.code not in (1, 2):

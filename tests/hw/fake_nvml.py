@@ -115,7 +115,7 @@ class FakeNvmlDevice:
         return 1500 if self.is_awake or not self.fall_s else 345
 
     def load_driver_again(self) -> None:
-        """The energy counter begins anew."""
+        """The energy counter starts from scratch."""
         self._counted_from_j = self._energy_j[-1]
 
     def _rest_w(self) -> float:
@@ -164,7 +164,7 @@ class FakeNvml:
     Args:
         missing: functions that the driver's library lacks (NVMLError_FunctionNotFound).
         unnamed: names that an old Python binding lacks (AttributeError).
-        init_error: what the library says when it is opened.
+        init_error: what the library shows when it is opened.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class FakeNvml:
             value.fieldId = number
             if name in nvml_device.refused or window_s is None or handle.instance is not None:
                 value.nvmlReturn = nvml_device.refused.get(name, pynvml.NVML_ERROR_NOT_SUPPORTED)
-                value.value.uiVal = 0xDEAD  # undefined, says the reference, where nvmlReturn is no success
+                value.value.uiVal = 0xDEAD  # undefined, says the reference, where nvmlReturn is not a success
             else:
                 value.value.uiVal = int(nvml_device.power_mw(nvml_device.mean_w(window_s) * 1000))
         return values

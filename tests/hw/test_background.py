@@ -66,7 +66,7 @@ def test_ones_own_work_is_not_foreign() -> None:
 
 
 def test_the_device_that_has_most_is_told() -> None:
-    """Another program on one core of four is no quarter of a load, it is all of one device."""
+    """Another program on one core of four is not a quarter of a load, it is all of one device."""
     machine = Machine(0.0, 0.0, 0.95, 0.0)
     assert share_of(machine.over((0, 1), (2,), (3,))) == pytest.approx(0.95)
 

@@ -104,7 +104,7 @@ def test_pixels_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     for place in ("train/a", "test/a"):
         (tmp_path / place).mkdir(parents=True)
         Image.fromarray(np.full((4, 6), np.nan, np.float32)).save(tmp_path / place / "0.tif")
-    with pytest.raises(InputError, match=r"0\.tif has pixels that are no finite numbers; write it anew"):
+    with pytest.raises(InputError, match=r"0\.tif has pixels that are not finite numbers; write it again"):
         load_dataset(str(tmp_path))
 
 
@@ -128,7 +128,7 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda root: (root / "test").rename(root / "tests"), r"has no folder 'test'; images lie in train/CLASS"),
+        (lambda root: (root / "test").rename(root / "tests"), r"has no folder 'test'; images are in train/CLASS"),
         (lambda root: (root / "train" / "dog").rename(root / "train" / "dgo"), "same classes.*: dgo, dog"),
         (lambda root: [path.unlink() for path in (root / "test" / "dog").iterdir()], "test: .*dog"),
         (lambda root: image(root / "train" / "dog" / "7.png", size=(9, 9)), r"7\.png has 9 x 9 .* 6 x 4; make all"),

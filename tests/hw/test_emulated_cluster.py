@@ -88,7 +88,7 @@ def test_a_pass_takes_what_the_profile_says(found: RunRecord) -> None:
 def test_who_reads_a_device_reads_on_when_another_dies(
     cluster: HardwareCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that begins anew loses what it has seen of its period."""
+    """A reader that starts from scratch loses what it has seen of its period."""
     told: list[int] = []
     sense = RemoteServer.sense
 

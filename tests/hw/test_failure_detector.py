@@ -24,7 +24,7 @@ def test_an_unanswered_ping_is_a_hang_after_its_time() -> None:
 
 
 def test_who_was_away_blames_nobody() -> None:
-    """After a stop of the looker every wait begins anew."""
+    """After a stop of the looker every wait starts from scratch."""
     detector = FailureDetector(RULES, 0)
     detector.ping(0)
     detector.asked("work", 0)

@@ -1,4 +1,4 @@
-"""Which way of computing is taken: the quickest whose labels are the same, and only where it is worth it."""
+"""Which way of computing is taken: the fastest whose labels are the same, and only where it is worth it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
 from hw.subprocesses import here
-from hw.worker.instances import MAY_LOSE, WORTH, Way, _Runner, quickest, race, raced
+from hw.worker.instances import MAY_LOSE, WORTH, Way, _Runner, fastest, race, raced
 from kit.errors import InputError, WorkError
 
 LAST, FIRST = DeviceSpec(channels_last=True), DeviceSpec(channels_last=False)
@@ -42,8 +42,8 @@ def _ways(*seconds: float, agreement: float = 1.0, first: float = 1.0) -> list[W
     ],
 )
 def test_the_quickest_is_taken_whose_labels_are_the_same(ways: list[Way], wanted: DeviceSpec) -> None:
-    """What is hardly quicker is not: the next calibration would say the other."""
-    assert quickest(ways).device == wanted
+    """What is hardly faster is not: the next calibration would say the other."""
+    assert fastest(ways).device == wanted
 
 
 def test_each_way_is_timed_on_the_same_images(path: Path) -> None:
@@ -72,9 +72,9 @@ def test_other_labels_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_race_leaves_nothing_behind_and_tells_what_is_wrong(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs in a process of its own; a file that is no model is the user's mistake, a lost device is not."""
+    """It runs in a process of its own; a file that is not a model is the user's mistake, a lost device is not."""
     assert [way.device for way in race(ModelFile(path), (LAST, FIRST), [1])] == [LAST, FIRST]
-    monkeypatch.setattr("hw.worker.instances.apart", here)  # each such process opens torch anew
+    monkeypatch.setattr("hw.worker.instances.apart", here)  # each such process opens torch again
     with pytest.raises(InputError):
         race(ModelFile(tmp_path / "none.safetensors"), (LAST, FIRST), [1])
 

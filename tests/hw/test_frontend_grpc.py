@@ -205,7 +205,7 @@ def test_the_classes_are_those_of_the_text() -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "image.shape: found [1, 1, 8, 9]": (asked(torch.zeros(1, 1, 8, 9)), "INVALID_ARGUMENT"),
     "image.shape: found [25, 1, 8, 8], expected [1 to 24": (asked(torch.zeros(25, 1, 8, 8)), "INVALID_ARGUMENT"),
-    "holds values that are no finite numbers": (asked(ONE * torch.inf), "INVALID_ARGUMENT"),
+    "holds values that are not finite numbers": (asked(ONE * torch.inf), "INVALID_ARGUMENT"),
     "raw_input_contents: found 1 of 4 bytes; its shape makes one of 256": (
         {**asked(ONE), "raw_input_contents": [bytes(4)]}, "INVALID_ARGUMENT",
     ),
@@ -225,7 +225,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "outputs: found 'x'": (asked(ONE, outputs=[{"name": "x"}]), "INVALID_ARGUMENT"),
     "inputs: found []": ({"model_name": "tiny"}, "INVALID_ARGUMENT"),
-    "is no ModelInferRequest": ({"body": b"\xff"}, "INVALID_ARGUMENT"),
+    "is not a ModelInferRequest": ({"body": b"\xff"}, "INVALID_ARGUMENT"),
     "nothing is at other/; the model is tiny": (asked(ONE) | {"model_name": "other"}, "NOT_FOUND"),
     "nothing is at tiny/7": (asked(ONE, model_version="7"), "NOT_FOUND"),
     "arger": (asked(ONE) | {"body": bytes(1 << 20)}, "RESOURCE_EXHAUSTED"),

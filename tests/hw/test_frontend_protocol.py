@@ -73,7 +73,7 @@ def test_uint8_is_normalised_per_channel(is_binary: bool) -> None:
 
 WRONG: dict[str, tuple[bytes, str | None]] = {
     "inference request": (b"", None),
-    "is no inference request: JSON is malformed": (b"\xff\xfe", None),
+    "is not an inference request: JSON is malformed": (b"\xff\xfe", None),
     "Object missing required field `inputs`": (b"{}", None),
     "inputs: found []": (b'{"inputs": []}', None),
     "inputs: found ['image', 'image']": (body(tensor(), tensor()), None),
@@ -92,8 +92,8 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "image.data: expected whole numbers": (body(tensor(datatype="UINT8", data=[0.5] * 24)), None),
     "image.data: expected 0 to 255": (body(tensor(datatype="UINT8", data=[256] * 24)), None),
     "image.data: holds a number that is too large": (body(tensor(data=[10**400] * 24)), None),
-    "no finite numbers": (body(tensor(data=[1e39] * 24)), None),
-    "holds values that are no finite numbers": binary(np.full(24, np.nan, np.float32).tobytes()),
+    "not finite numbers": (body(tensor(data=[1e39] * 24)), None),
+    "holds values that are not finite numbers": binary(np.full(24, np.nan, np.float32).tobytes()),
     "binary_data_size: 92 is said": binary(bytes(92)),
     "has no binary_data_size": (body() + b"x", str(len(body()))),
     "Content-Length: found '-1'": (body(), "-1"),

@@ -345,7 +345,7 @@ def test_pictures_of_more_than_8_bits_are_refused(dtype: type[np.generic], mode:
     path = tmp_path / "pets" / "cat" / "wide.tif"
     path.parent.mkdir(parents=True)
     Image.fromarray(np.full((4, 4), 900, dtype)).save(path)
-    with pytest.raises(InputError, match=rf"wide\.tif: has grey pixels of more than 8 bits \({mode}\); write it anew"):
+    with pytest.raises(InputError, match=rf"wide\.tif: has grey pixels of more than 8 bits \({mode}\); write it again"):
         equally_large(tmp_path / "pets", tmp_path / "out", 4, 3, lambda *_: None)
 
 
@@ -359,7 +359,7 @@ def test_parts_stay_parts_and_few_broken_pictures_are_left_out(tmp_path: Path) -
     assert [len(list((target / part / "a").iterdir())) for part in ("train", "test")] == [100, 1]
     assert {Image.open(path).mode for path in target.rglob("*.png")} == {"L"}
     (tmp_path / "train" / "a" / "broken too.png").write_bytes(b"none")
-    with pytest.raises(InputError, match=r"2 of 103 pictures can't be read, first .*broken"):
+    with pytest.raises(InputError, match=r"2 of 103 images can't be read, first .*broken"):
         equally_large(tmp_path, tmp_path / "again", 4, 1, lambda *_: None)
     (target / "test").rename(tmp_path / "moved")
     with pytest.raises(InputError, match="has one part alone"):

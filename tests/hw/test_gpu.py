@@ -149,7 +149,7 @@ def test_threads_of_a_pass_sleep_while_they_wait() -> None:
 
 
 def test_how_threads_wait_is_in_a_profile_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes beside each other take other times by it; one thread waits for none."""
+    """Passes in parallel take other times by it; one thread waits for none."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert DeviceSpec(threads=2).execution()["wait_policy"] == "ACTIVE"
     assert "wait_policy" not in DeviceSpec().execution()

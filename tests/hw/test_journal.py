@@ -62,7 +62,7 @@ def test_people_read_words_and_programs_all_of_it() -> None:
 
 
 def test_thousands_of_failures_are_ten_lines_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next second's first line says how many were left out; then all is told again."""
+    """The next second's first line shows how many were left out; then all is told again."""
     now_s, lines = [5.0], list[str]()
     monkeypatch.setattr("hw.frontend.connections.time.monotonic", lambda: now_s[0])
     sparing = Sparing(Journal(lines.append, as_json=True))

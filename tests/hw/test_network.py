@@ -73,7 +73,7 @@ def test_whatever_else_comes_is_turned_away(said: bytes) -> None:
 
 
 def test_strangers_that_trickle_shut_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then is no progress: each has one span of time for its whole handshake."""
+    """A byte now and then is not a progress: each has one span of time for its whole handshake."""
     monkeypatch.setattr("hw.transport.peers._AT_ONCE", 2)
     with gate(patience_s=0.2) as (opened, admitted):
         strangers = [_plain(opened.address) for _ in range(2)]

@@ -27,7 +27,7 @@ def test_unknown_names_are_refused() -> None:
     """With the nearest name, and with what a user's own class must be."""
     with pytest.raises(InputError, match="did you mean 'digits'"):
         Network("digit")
-    with pytest.raises(InputError, match="only a network of your own takes options"):
+    with pytest.raises(InputError, match="only a custom network takes options"):
         Network("digits", {"classes": 3})
     for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.tiny:TINY", "subclass it")):
         with pytest.raises(InputError, match=problem):
@@ -66,7 +66,7 @@ def test_files_come_back_and_foreign_ones_are_refused(model: SlimResNet, tmp_pat
     "name, remedy", [("w.pt", "save_model \\(docs/models.md#weights-from"), ("odd", "is it the file that you mean")]
 )
 def test_a_file_of_another_library_is_told_how_it_comes_in(name: str, remedy: str, tmp_path: Path) -> None:
-    """What torch.save wrote, of whatever name; anything else is no model."""
+    """What torch.save wrote, of whatever name; anything else is not a model."""
     if name == "w.pt":
         torch.save(Network("digits").build().state_dict(), tmp_path / name)
     else:
@@ -89,7 +89,7 @@ def test_weights_of_other_precision_are_whole(dtype: torch.dtype, tmp_path: Path
 def test_a_host_that_has_no_handle_left_is_told(
     model: SlimResNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is whole: it is no mistake of the user's, and no bug to trace back."""
+    """The file is whole: it is not a mistake of the user's, and no bug to trace back."""
 
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("unable to open file <a> in read-only mode: Too many open files (24)\nmore")
@@ -101,7 +101,7 @@ def test_a_host_that_has_no_handle_left_is_told(
 
 
 def test_the_same_network_is_the_same_bytes(model: SlimResNet, tmp_path: Path) -> None:
-    """Stages that read its file are done anew where a byte of it differs."""
+    """Stages that read its file are done again where a byte of it differs."""
     found = set()
     for number in range(5):
         path = tmp_path / f"{number}.safetensors"
@@ -278,7 +278,7 @@ class Normed(Pooled):
 def test_batch_norm_is_told_by_name_and_first(capsys: pytest.CaptureFixture[str]) -> None:
     """With what to take in its place; what else it breaks comes after it."""
     network = Network("tests.hw.test_networks:Normed")
-    ((name, found),) = broken_rules(network).items()  # its buffer of whole numbers is no finding of its own
+    ((name, found),) = broken_rules(network).items()  # its buffer of whole numbers is not a finding of its own
     assert name == "no neighbours"
     assert found.problem.startswith("norm: BatchNorm: ")
     with pytest.raises(InputError, match=r"norm: BatchNorm: .*: normalize each image by itself: GroupNorm"):
@@ -388,7 +388,7 @@ def test_a_header_that_asks_for_nonsense_is_refused(value: object, tmp_path: Pat
 
 @pytest.mark.parametrize("scale", [1e-10, 1.0, 1e6])
 def test_results_are_compared_by_their_size(scale: float) -> None:
-    """A rounding of large numbers is no fault, and a fault in small ones is found."""
+    """A rounding of large numbers is not a fault, and a fault in small ones is found."""
     wanted = scale * torch.tensor([3.0, -0.001, 1.0])
     assert _are_one(wanted + 1e-4 * scale, wanted)
     assert not _are_one(wanted + 1e-2 * scale, wanted)

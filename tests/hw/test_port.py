@@ -1,9 +1,9 @@
-"""The port's contract, on one host and between two: order, no waiting, the end, what is no message; and clocks."""
+"""The port's contract, on one host and between two: order, no waiting, the end, what is not a message; and clocks."""
 
 from __future__ import annotations
 
 import os
-import pickle  # noqa: TID251 - to see that it is no message
+import pickle  # noqa: TID251 - to see that it is not a message
 import queue
 import select
 import socket
@@ -210,7 +210,7 @@ OTHERS = {
     "no array": msgspec.msgpack.encode({"Ping": 1}),
     "a field of another kind": msgspec.msgpack.encode([["Ping", "one"]]),
     "no message at all": b"\xc1\xc1\xc1",
-    "a name that is no UTF-8": b"\x91\x92\xa1\x80\x01",
+    "a name that is not UTF-8": b"\x91\x92\xa1\x80\x01",
     "a pickle": pickle.dumps(os.getcwd),
     "nothing": b"",
 }
@@ -275,7 +275,7 @@ def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) 
     codec: Codec[Any] = Codec(ToWorker if kind in typing.get_args(ToWorker) else FromWorker)
     again, other = codec.decode(body)
     assert type(again) is type(other) is kind
-    assert repr(again) == repr(message)  # in which even a float that is no number equals itself
+    assert repr(again) == repr(message)  # in which even a float that is not a number equals itself
 
 
 # ---------------------------------------------------------------------------------------- activations, logs, joining
@@ -309,7 +309,7 @@ def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
 
 
 def test_a_log_is_there_before_the_word_that_comes_after_it(joined: Joined) -> None:
-    """Which the router has heard of then; a new run begins it anew."""
+    """Which the router has heard of then; a new run begins it again."""
     log = SentLog(joined.worker)
     for number in range(50):
         log.append(number, TimerFired(), ())

@@ -1,4 +1,4 @@
-"""Who is let in at a Ray cluster: with its token, without one, with another one; and what is no cluster of ours."""
+"""Who is let in at a Ray cluster: with its token, without one, with another one; and what is not a cluster of ours."""
 
 from __future__ import annotations
 
@@ -174,15 +174,15 @@ def test_a_cluster_of_another_version_is_told() -> None:
 
 
 def test_what_is_no_ray_is_told() -> None:
-    """Something else listens there, or nobody, or it is no address."""
+    """Something else listens there, or nobody, or it is not an address."""
     with socket.create_server((LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(InputError, match="no Ray cluster answers at"):
             entry(f"{LOOPBACK}:{port}")
     for address, problem in {
         f"{LOOPBACK}:{port}": "nobody answers",
-        "nonsense": "is no address",
-        ":1": "is no address",
+        "nonsense": "is not an address",
+        ":1": "is not an address",
         "127.0.0.2:99999": "has no port",
         "no-such-host.invalid:1": "nobody answers",
     }.items():
@@ -196,7 +196,7 @@ def test_a_head_that_lets_in_everybody_is_refused_where_others_reach_it() -> Non
         pytest.skip("this machine has no address beyond loopback")
     with (
         head("0.0.0.0", of_version(ray.__version__)) as address,
-        pytest.raises(InputError, match="asks nobody for a token"),
+        pytest.raises(InputError, match="requires no token"),
     ):
         ray_entry.require_closed(address, "scenario", "cluster.address")
     with head(LOOPBACK, of_version(ray.__version__)) as address:

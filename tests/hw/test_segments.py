@@ -254,5 +254,5 @@ def test_a_damaged_segment_is_told(tmp_path: Path, steps: list[LoggedStep], plac
     at = 6 + int(place * len(data))
     data[at : at + 40] = bytes(40)
     path.write_bytes(data)
-    with pytest.raises(InputError, match=r"00000001\.segment: is no segment of a log, or damaged: .*; remove it"):
+    with pytest.raises(InputError, match=r"00000001\.segment: is not a segment of a log, or damaged: .*; remove it"):
         list(Segment(path).steps())

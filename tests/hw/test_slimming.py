@@ -144,7 +144,7 @@ def test_a_narrower_one_is_the_given_network_with_channels_cut(width: float, blo
 
 @pytest.mark.parametrize("hooked", ["pruned", "weight_norm", "spectral_norm"])
 def test_weights_that_a_hook_makes_are_what_it_makes(hooked: str) -> None:
-    """A network whose `weight` is no parameter: pruned, or normed the old way."""
+    """A network whose `weight` is not a parameter: pruned, or normed the old way."""
     module = shaken(stack(nn.BatchNorm2d))
     by_hook: dict[str, Callable[[nn.Module], object]] = {
         "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),  # type: ignore[no-untyped-call]

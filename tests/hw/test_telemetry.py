@@ -49,7 +49,7 @@ def sensor_of(nvml_device: FakeNvmlDevice, missing: tuple[str, ...] = (), unname
 
 
 def test_units_and_provenance() -> None:
-    """Milliwatts, percent and millijoules become watts, shares and joules, and each says where it came from."""
+    """Milliwatts, percent and millijoules become watts, shares and joules, and each shows where it came from."""
     nvml_device = FakeNvmlDevice(idle_w=60.0)
     sensor = sensor_of(nvml_device)
     reading = sensor.sample()
@@ -107,7 +107,7 @@ def test_instant_and_average_power_are_two_readings() -> None:
 
 
 def test_a_sensor_that_goes_leaves_no_buffers() -> None:
-    """The library would keep them for as long as the process lives; a lost device is no trouble then."""
+    """The library would keep them for as long as the process lives; a lost device is not a trouble then."""
     nvml_device = FakeNvmlDevice(HOPPER)
     nvml = FakeNvml(nvml_device)
     for _ in range(3):

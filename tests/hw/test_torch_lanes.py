@@ -202,7 +202,7 @@ def test_wrong_inputs_break_their_batch_alone(desk: Desk) -> None:
 
 
 def test_labels_are_of_numbers_alone() -> None:
-    """Logits of which some are no numbers have none."""
+    """Logits of which some are not numbers have none."""
     logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, torch.nan, 9.0], [torch.inf, 0.0, 0.0], [5.0, 0.0, 1.0]])
     assert predictions_of(logits) == [1, NO_PREDICTION, NO_PREDICTION, 0]
     assert predictions_of(logits.bfloat16()) == [1, NO_PREDICTION, NO_PREDICTION, 0]
@@ -520,7 +520,7 @@ def test_reset_waits_for_an_instance_that_is_leaving(desk: Desk, monkeypatch: py
 def test_a_load_warms_its_own_lane(
     model: SlimResNet, path: Path, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's libraries choose kernels for each thread anew: every size at every previous width, in the thread that
+    """A GPU's libraries choose kernels for each thread again: every size at every previous width, in the thread that
     will serve, before it is told of."""
     seen: list[tuple[int, float, int]] = []
 
@@ -553,7 +553,7 @@ def test_a_load_warms_its_own_lane(
 def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
     model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too little memory for a large batch is no lack of the instance; anything else is, and costs no memory."""
+    """Too little memory for a large batch is not a lack of the instance; anything else is, and costs no memory."""
     problem = ["CUDA out of memory"]
 
     def broken(instance: Any, rows: Any, key: PassKey, *rest: Any) -> torch.Tensor:

@@ -112,7 +112,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused(few: Dataset, tmp_path: Path
         ({"growth": ((0.9, 4), (0.1, 6))}, "shares must ascend"),
         ({"growth": ((1.0, 4),)}, "shares must ascend"),  # it leaves no epoch for whole images
         ({"growth": ((0.5, 16),)}, "pixels be at most 8"),
-        ({"learning_rate": 1e30}, "diverged in epoch 1"),  # weights that are no numbers are not saved as trained
+        ({"learning_rate": 1e30}, "diverged in epoch 1"),  # weights that are not numbers are not saved as trained
     ],
 )
 def test_what_teaches_nothing_is_refused(changes: dict[str, Any], problem: str, few: Dataset, tmp_path: Path) -> None:

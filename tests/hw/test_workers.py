@@ -419,7 +419,7 @@ def test_what_is_no_message_ends_it_with_a_line(
         with pytest.raises(WorkerDiedError, match="exit code 1"):
             worker.receive(WAIT_S)
     said = capfd.readouterr().err
-    assert said.startswith("worker server0: 1 bytes are no message")
+    assert said.startswith("worker server0: 1 bytes are not a message")
     assert said.count("\n") == 1
 
 

@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes beside each other would take longer to start than runs of so few jobs take."""
+    """Processes in parallel would take longer to start than runs of so few jobs take."""
     monkeypatch.setattr("hw.host_resources.core_count", lambda: 1)

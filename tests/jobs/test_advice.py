@@ -281,7 +281,7 @@ def test_a_line_that_was_cut_off_was_never_done() -> None:
     for length in range(len(Change(1, 0, 5).line), len(text)):
         assert read_journal(text[:length], "x") == [Change(1, 0, 5)]
     for other in ("hello\n", "hello", '{"job":1}\n', '{"job":"1","before":0,"after":2}\n', "[1]\n"):
-        with pytest.raises(InputError, match="is no journal"):
+        with pytest.raises(InputError, match="is not a journal"):
             read_journal(other, "x")
 
 
@@ -429,15 +429,15 @@ def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.Captur
     [
         (
             ["--policy", "saf-oracle"],
-            "--policy: saf-oracle knows true run times, which nobody does; expected saf-req",
+            "--policy: saf-oracle knows true run times, which no scheduler does; expected saf-req",
         ),
-        (["--policy", "las"], "--policy: las stops jobs, is learned, or is Slurm's own; allowed are"),
-        (["--policy", "multifactor"], "is Slurm's own; allowed are"),
-        (["--policy", "no"], "'no' is no policy"),
+        (["--policy", "las"], "--policy: las stops jobs, is learned, or is Slurm's own; expected"),
+        (["--policy", "multifactor"], "is Slurm's own; expected"),
+        (["--policy", "no"], "'no' is not a policy"),
         (["--age-guard", "0s"], "--age-guard: 0: must be a number from 1"),
         (["--undo", "none.jsonl"], "--undo: none.jsonl: no such file; name the journal"),
-        (["--undo", "s.yaml"], "s.yaml: is no journal of `slimsched jobs advise`"),
-        (["--apply", "--journal", "notes"], "notes: is no journal of `slimsched jobs advise`"),
+        (["--undo", "s.yaml"], "s.yaml: is not a journal of `slimsched jobs advise`"),
+        (["--apply", "--journal", "notes"], "notes: is not a journal of `slimsched jobs advise`"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

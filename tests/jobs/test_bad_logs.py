@@ -293,7 +293,7 @@ def test_columns_of_own_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b,c\n1,2,3\n")
     for columns, problem in (
-        ({"submit": "a"}, r"--columns: submit: is no column of a trace; did you mean 'submit_s'"),
+        ({"submit": "a"}, r"--columns: submit: is not a column of a trace; did you mean 'submit_s'"),
         ({"submit_s": "a", "run_s": "x", "gpus": "c"}, "line 1: no column 'x'"),
         ({"submit_s": "a", "run_s": "b"}, "line 1: no column 'gpus'"),
     ):

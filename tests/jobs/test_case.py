@@ -91,7 +91,10 @@ def on(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"policies": ["fifo-easy-requested"]}, "policies: fifo-easy-requested needs requested times, and 4 of 4"),
         ({"policies": ["fifo"], "baseline": "saf"}, "'saf' is none of the policies"),
         ({"policies": ["no.jobpolicy.yaml"]}, "no.jobpolicy.yaml: no such file"),
-        ({"policies": ["bad.jobpolicy.yaml"]}, "bad.jobpolicy.yaml: queueing: 'strickt' is no queueing: did you mean"),
+        (
+            {"policies": ["bad.jobpolicy.yaml"]},
+            "bad.jobpolicy.yaml: queueing: 'strickt' is not a queueing: did you mean",
+        ),
         ({"cluster": {"nodes": []}}, "cluster.nodes"),
         (on({"count": 0, "gpus": 4}), "cluster.nodes.1.count"),
         ({"cluster": {"nodes": [{"count": 1, "gpus": 4, "vc": "b"}]}}, "no virtual cluster of the trace has nodes"),
@@ -194,11 +197,11 @@ def test_a_learned_policy_is_one_among_the_others_by_its_file(tmp_path: Path) ->
     assert fingerprint(experiment, experiment.policies[1]) == fingerprint(experiment, experiment.policies[1])
     other = replace(experiment.policies[1], learned=Learned(learned.spec, JobNet(fresh_weights(SIZES, 0, "actor"))))
     assert fingerprint(experiment, other) != fingerprint(experiment, experiment.policies[1])
-    laid = "schema: slimsched.jobpolicy/1\nlearned: mine.safetensors\nplacement: programme\n"
+    laid = "schema: slimsched.jobpolicy/1\nlearned: mine.safetensors\nplacement: program\n"
     (tmp_path / "laid.jobpolicy.yaml").write_text(laid)
     named = case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"]).policies[0]
     assert named.name == "laid-oracle"
-    assert named.policy == replace(learned.spec.policy, placement="programme")
+    assert named.policy == replace(learned.spec.policy, placement="program")
     assert run_policy(experiment, named).is_done.all()
     for key, value in (("order", "sjf"), ("age_guard_s", "1h")):
         (tmp_path / "laid.jobpolicy.yaml").write_text(f"{laid}{key}: {value}\n")

@@ -165,7 +165,7 @@ def test_foreign_files_stay(tmp_path: Path) -> None:
     experiment = drawn_case(tmp_path, policies=["fifo"])
     place = tmp_path / "fifo.jobsrun.parquet"
     place.write_bytes(b"mine")
-    with pytest.raises(InputError, match="is no run of training jobs, or damaged; remove it"):
+    with pytest.raises(InputError, match="is not a run of training jobs, or damaged; remove it"):
         run_all(experiment, 1, tmp_path)
     place.write_bytes((tmp_path / "t.jobtrace.parquet").read_bytes())
     with pytest.raises(InputError, match="was not made by `slimsched jobs`"):

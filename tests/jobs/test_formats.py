@@ -144,5 +144,5 @@ def test_a_format_that_nobody_knows_is_told(tmp_path: Path) -> None:
 
 
 def test_pai_needs_the_table_of_tasks(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="put that file beside this one"):
+    with pytest.raises(InputError, match="put that file next to this one"):
         imported(write_log(tmp_path, "alibaba-pai", drawn(5)))

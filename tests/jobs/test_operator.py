@@ -71,7 +71,7 @@ def test_the_share_judges(tmp_path: Path) -> None:
     assert not chance_explains(share)
     experiment = on_nodes(tmp_path, drawn(jobs=50))
     found = whatif_document(experiment, experiment, 1)
-    assert "That may be chance: no interval is known." in whatif_text(found, ["load=1"])
+    assert "That is not statistically significant: no interval is known." in whatif_text(found, ["load=1"])
     found["policies"][0]["change"]["wait_s"] = {"share": share, "difference": float(changes_s.mean())}
     said = whatif_text(found, ["load=1"])
     assert "chance" not in said

@@ -79,7 +79,7 @@ def test_nodes_that_are_not_there_are_told(tmp_path: Path) -> None:
     assert conf.notes == (
         "State=FUTURE: 8 nodes are left out (f1, ...)",
         "State=DOWN: 2 nodes are left out (n4, ...)",
-        "PartitionName: a names x and 1 more, which is no node",
+        "PartitionName: a names x and 1 more, which is not a node",
     )
 
 
@@ -134,11 +134,11 @@ def test_priorities(tmp_path: Path) -> None:
     "text, problem",
     [
         ("NodeName=n1 CPUs=4", "no node has GPUs"),
-        ("NodeName=n[1-] Gres=gpu:1", "is no list of nodes"),
-        ("NodeName=n[1-999999999] Gres=gpu:1", "is no list of nodes"),
+        ("NodeName=n[1-] Gres=gpu:1", "is not a list of nodes"),
+        ("NodeName=n[1-999999999] Gres=gpu:1", "is not a list of nodes"),
         ("NodeName=r[1-999]n[1-999] Gres=gpu:1", "names more than 100,000 nodes"),
-        ("NodeName=n1 Gres=gpu:1\nPriorityWeightAge=many", "'many' is no number"),
-        ("NodeName=n1 Gres=gpu:1\nPriorityWeightAge=1\nPriorityMaxAge=soon", "'soon' is no time"),
+        ("NodeName=n1 Gres=gpu:1\nPriorityWeightAge=many", "'many' is not a number"),
+        ("NodeName=n1 Gres=gpu:1\nPriorityWeightAge=1\nPriorityMaxAge=soon", "'soon' is not a time"),
         ("Include other.conf", "no such file"),
         ("Include slurm.conf", "includes itself"),
     ],
@@ -163,7 +163,7 @@ def test_backfilling_plans_now_and_then(interval_s: float, waits_s: list[float],
 
 
 def test_a_job_holds_its_gpus_before_it_works(tmp_path: Path) -> None:
-    """Two of four GPUs, one after another: each start takes 1.5 s, which is no run time."""
+    """Two of four GPUs, one after another: each start takes 1.5 s, which is not a run time."""
     trace = trace_of([(0.0, 10.0, 4), (0.0, 10.0, 4)])
     case = case_of(tmp_path, trace, policies=["fifo"], slurm={"start_delay_s": 1.5})
     record = run_policy(case, case.policies[0])

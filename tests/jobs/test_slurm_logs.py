@@ -100,7 +100,7 @@ ROWS = [
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[1].strip("`") for row in ROWS])
 def test_the_page_tells_how_near_simulation_is(row: list[str], tmp_path: Path) -> None:
-    """Two runs of one Slurm differed by 4 % in the mean and 18 % job by job; fair share alone is farther off."""
+    """Two runs of one Slurm differed by 4 % on average and 18 % job by job; fair share alone is farther off."""
     _, log, recorded, how, simulated, off, rank = row
     policy, *keys = how.replace("`", "").split(", ")
     given = {key: yaml.safe_load(value) for key, value in (key.split(": ") for key in keys)}

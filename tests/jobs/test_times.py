@@ -31,7 +31,7 @@ def _seconds(form: str) -> Written:
     return lambda time: form.format(time.timestamp())
 
 
-# Forms that may stand beside each other in one file; instants are of whole minutes, for some forms have no seconds.
+# Forms that may stand in parallel in one file; instants are of whole minutes, for some forms have no seconds.
 FORMS: Mapping[str, tuple[Written, ...]] = {
     "without a zone": tuple(
         _at(ZONE, form)

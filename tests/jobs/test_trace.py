@@ -102,7 +102,7 @@ def test_a_file_that_is_no_parquet(content: bytes, tmp_path: Path) -> None:
 
 
 def test_texts_that_are_no_text(tmp_path: Path) -> None:
-    """Bytes of a text column that are no UTF-8, as a damaged file has them."""
+    """Bytes of a text column that are not UTF-8, as a damaged file has them."""
     wrong = pyarrow.Array.from_buffers(pyarrow.string(), 3, pyarrow.array([b"a", b"\xff", b"c"]).buffers())
     _written(tmp_path / "t.parquet", lambda table: table.set_column(4, "user", wrong))
     with pytest.raises(InputError, match="or damaged"):

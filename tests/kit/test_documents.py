@@ -63,8 +63,8 @@ def test_the_size_is_asked_before_reading(tmp_path: Path) -> None:
     "text, problem",
     [
         ("[" * 200_000, "no readable JSON"),
-        ('{"a": NaN}', "NaN is no number"),
-        ("[-Infinity]", "-Infinity is no number"),
+        ('{"a": NaN}', "NaN is not a number"),
+        ("[-Infinity]", "-Infinity is not a number"),
         ("9" * 5000, "no readable JSON"),
         ('["\\ud800"]', "surrogates not allowed"),
         ("", "no readable JSON"),

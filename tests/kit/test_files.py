@@ -38,7 +38,7 @@ def test_a_link_is_replaced_and_its_target_untouched(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
-    """A device would be, too: what is no regular file is never renamed over."""
+    """A device would be, too: what is not a regular file is never renamed over."""
     path, read = tmp_path / "pipe", []
     os.mkfifo(path)
     reader = threading.Thread(target=lambda: read.append(path.read_text()))

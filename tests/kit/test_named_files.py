@@ -70,7 +70,7 @@ class Part(StrictModel):
 
 
 class Whole(StrictModel):
-    """Parts, and what is no file."""
+    """Parts, and what is not a file."""
 
     title: str
     parts: tuple[Part, ...] | Literal["none"]

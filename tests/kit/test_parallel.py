@@ -1,4 +1,4 @@
-"""Work in processes beside each other: the same as in one, its errors the same, and nobody is left behind."""
+"""Work in processes in parallel: the same as in one, its errors the same, and nobody is left behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
         on_result=lambda result: told.append((result["router"], result["seed"])),
     )  # fmt: skip
     assert [{**result, "wall_s": 0} for result in beside] == [{**result, "wall_s": 0} for result in alone]
-    assert [result["wall_s"] for result in beside][1:] != [result["wall_s"] for result in alone][1:]  # made anew
+    assert [result["wall_s"] for result in beside][1:] != [result["wall_s"] for result in alone][1:]  # made again
     assert told[0] == ("random", 3)
     assert sorted(told) == [("jsq", 1), ("jsq", 3), ("random", 1), ("random", 3)]
     assert compare_results(alone) == compare_results(beside)

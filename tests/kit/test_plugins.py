@@ -38,7 +38,7 @@ def ran(folder: Path) -> list[str]:
         ("told_plain:Mine", "told_plain.py: Mine"),
         ("told_package:Mine", "told_package/__init__.py: Mine"),
         ("told_package.inner:Mine", "told_package/inner.py: Mine"),
-        ("told_spaces.inner:Mine", "told_spaces/inner.py: Mine"),  # in a folder that is no package
+        ("told_spaces.inner:Mine", "told_spaces/inner.py: Mine"),  # in a folder that is not a package
     ],
 )
 def test_it_is_told_of_before_it_runs(name: str, file: str, folder: Path) -> None:
@@ -85,7 +85,7 @@ def test_processes_that_are_started_refuse_it(folder: Path) -> None:
     code = "from kit.plugins import own_class; own_class('told_plain:Mine', 'worker', '')"
     with telling(lambda line: None, is_refused=True):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "InputError: worker: 'told_plain:Mine' is code of your own" in done.stderr
+    assert "InputError: worker: 'told_plain:Mine' is custom code" in done.stderr
     assert ran(folder) == []
 
 

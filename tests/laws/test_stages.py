@@ -69,7 +69,7 @@ def test_waiting_at_the_server_is_queue_and_at_the_router_router_wait() -> None:
 
 
 def test_a_death_loses_the_try_and_what_must_run_again() -> None:
-    """Killed in its second segment, an image starts anew: all until then is lost."""
+    """Killed in its second segment, an image starts from scratch: all until then is lost."""
     spec = tiny.cluster([tiny.profile()], decision_ns=0)
     whole = tiny.simulate(spec, tiny.run(spec, [0.0], 0.1))[1]
     killed_ns = (whole.batches[1].started_ns + whole.batches[1].ended_ns) // 2  # in its second segment

@@ -39,7 +39,7 @@ class _Loader(SourceFileLoader):
         source = self.get_data(self.path).decode()
         found = source.count(self._broken.old)
         if found != 1:
-            sys.exit(f"{fullname} has {self._broken.old!r} {found} times: say anew what to break")
+            sys.exit(f"{fullname} has {self._broken.old!r} {found} times: say again what to break")
         return compile(source.replace(self._broken.old, self._broken.new), self.path, "exec")
 
 

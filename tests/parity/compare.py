@@ -60,7 +60,7 @@ class Moment:
 
 
 def reference(cluster: ClusterSpec, run: RunSpec) -> Engine:
-    """The SimPy model; it keeps its log, which says what happened, and is no part of the comparison."""
+    """The SimPy model; it keeps its log, which shows what happened, and is not a part of the comparison."""
     return Simulation(cluster, replace(run, keep_log=True))
 
 

@@ -375,7 +375,7 @@ def _router_scenes() -> Iterator[Directed]:
                 "outstanding_micro_batches": 2,
                 "shed_expired": True,
                 "classes": ("gold", "bronze"),
-                "carried_img_s": 1e9 / (2 * UNIT_NS),
+                "sustained_img_s": 1e9 / (2 * UNIT_NS),
             },
             run={
                 "classes": np.arange(60) % 2,

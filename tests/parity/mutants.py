@@ -46,7 +46,7 @@ def _replace_source(where: str, old: str, new: str, patch: pytest.MonkeyPatch) -
     member = inspect.getattr_static(owner, name)
     function: Any = member.fget if isinstance(member, property) else member
     source = dedent(inspect.getsource(function))
-    assert source.count(old) == 1, f"{where} has {old!r} {source.count(old)} times: say anew what to break"
+    assert source.count(old) == 1, f"{where} has {old!r} {source.count(old)} times: say again what to break"
     code = compile(source.replace(old, new), where, "exec", __future__.annotations.compiler_flag)
     made: dict[str, Any] = {}
     exec(code, function.__globals__, made)

@@ -570,8 +570,8 @@ def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     when = sorted(draws.below(last + 1) for _ in range(draws.integer(1, 4)))
     goals = tuple((step_ns * at, _draw_goal(draws, step_ns)) for at in when)
     own_ns = step_ns * draws.pick((0, 4, 12)) if draws.chance(25) else FOLLOW_NS
-    carried_img_s = draws.pick((0.0, 0.0, 0.2, 1.0)) * 1e9 / step_ns  # within the limit: from one image to sixty
-    cluster = replace(scenario.cluster, router=replace(scenario.cluster.router, carried_img_s=carried_img_s))
+    sustained_img_s = draws.pick((0.0, 0.0, 0.2, 1.0)) * 1e9 / step_ns  # within the limit: from one image to sixty
+    cluster = replace(scenario.cluster, router=replace(scenario.cluster.router, sustained_img_s=sustained_img_s))
     return replace(scenario, cluster=cluster, run=replace(scenario.run, goals=goals), own_limit_ns=own_ns)
 
 

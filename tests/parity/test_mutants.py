@@ -82,7 +82,7 @@ def test_a_broken_rule_is_noticed(mutant: Mutant, table: dict[str, str]) -> None
 
 @pytest.mark.parametrize("mutant", UNNOTICEABLE, ids=lambda mutant: mutant.name)
 def test_what_makes_no_difference_makes_none(mutant: Mutant) -> None:
-    """These swaps commute (`mutants` says why): an engine is free in them, and no scenario can tell."""
+    """These swaps commute (`mutants` shows why): an engine is free in them, and no scenario can tell."""
     met = [n for n, each in enumerate(scenarios()) if each.name.startswith(tuple(COMMUTING))]
     assert len(met) > 100
     assert caught_by(mutant, [*range(len(scenarios()) // 12), *met[::3]]) is None

@@ -469,7 +469,7 @@ def simulation(number: int = 0) -> CompiledSimulation:
     ["round-robin", "slow ladder@shortest-delay", "infaas@shortest-delay", "milp", "all drawn", "controlled compass"],
 )
 def test_a_router_goes_on_from_what_it_remembers(name: str) -> None:
-    """One router for two runs is no good idea, but it is the same bad idea with a plan."""
+    """One router for two runs is not a good idea, but it is the same bad idea with a plan."""
     ends = []
     for wrap in (Asked, lambda router: router):
         policy, rng = wrap(ROUTERS[name](*scenarios()[0])), stream(7, "router")

@@ -56,7 +56,7 @@ def server(
     loaded: Sequence[bool] = (True,) * 4,
     loading: Sequence[bool] = (False,) * 4,
 ) -> ServerView:
-    """A server with so many requests outstanding (at segment 1 and full width unless `outstanding` says where)."""
+    """A server with so many requests outstanding (at segment 1 and full width unless `outstanding` shows where)."""
     work = outstanding if outstanding is not None else {WorkKey(1, 1.0, IMAGE): requests} if requests else {}
     sent = (sum(work.values()), len(work), work, utilization, power_w, 0)
     return ServerView(valid, tuple(widths), *sent, tuple(loaded), tuple(loading))

@@ -56,7 +56,7 @@ def test_room_that_is_not_used_does_not_grow_and_what_is_late_anyway_leaves_a_te
 
 def core(*goals: GoalSet) -> RouterCore:
     fits, classes = (((True, True),),), ("gold", "tin", "bronze")
-    config = RouterConfig(1, (0.5, 1.0), fits, micro_batch_sizes=(1, 2, 4), carried_img_s=100.0, classes=classes)
+    config = RouterConfig(1, (0.5, 1.0), fits, micro_batch_sizes=(1, 2, 4), sustained_img_s=100.0, classes=classes)
     found = RouterCore(config)
     found.handle(ServerUp(0, 1), 0)
     for goal in goals:

@@ -130,7 +130,7 @@ def test_a_hold_waits_for_more_than_there_are_and_no_more_than_a_group(wrong: Ba
 
 
 def test_a_hold_that_is_full_when_it_is_answered_is_none() -> None:
-    """The question is asked anew."""
+    """The question is asked again."""
     core = holding()
     arrive(core, 0, 1)
     decide = ask(core, 0)

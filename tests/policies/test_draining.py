@@ -59,7 +59,7 @@ def test_a_block_on_its_way_counts_although_its_inputs_are_elsewhere() -> None:
 
 
 def test_what_was_decided_before_is_not_sent_there_any_more() -> None:
-    """The wish came between question and answer: it is asked anew, at once."""
+    """The wish came between question and answer: it is asked again, at once."""
     core = router()
     arrive(core, 0, 1)
     decide = ask(core, 0)

@@ -297,7 +297,7 @@ def test_a_lookaheads_dial_ends_at_the_widths_that_servers_can_take() -> None:
 def test_a_lookahead_pays_more_for_accuracy_where_it_served_too_little(
     worth_s: float, plain: float, short: float, long: float
 ) -> None:
-    """And says where its dial is at an end."""
+    """And shows where its dial is at an end."""
     seen = served(view(server(), fifo=32), 0.70)
     assert LookaheadRule(worth_s=worth_s).chooser(known()).choose(seen, RNG).width == plain
     for accuracy, width in ((0.70, short), (0.80, long)):

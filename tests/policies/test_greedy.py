@@ -161,7 +161,7 @@ def test_returns_say_what_is_loaded() -> None:
 
 @pytest.mark.parametrize("served, width", [("requested", 0.25), ("instance", 1.0)])
 def test_served_width(served: str, width: float) -> None:
-    """A wider instance runs at the requested width, or at its own, and the return says which."""
+    """A wider instance runs at the requested width, or at its own, and the return shows which."""
     core = scheduler(served_width=served)
     loaded(core, 0, 1, 1.0)
     (run,) = arrive(core, 1, 1, 0.25, 5)

@@ -189,7 +189,7 @@ def test_plans_follow_the_rate_of_the_last_period() -> None:
     assert milp.plan.choice == (0, 0, 0)
     milp.choose(at_s(4.0, server(1000), server(1000), server(1000), completed=100), RNG)  # 1500 images/s
     assert 0.70 <= milp.plan.accuracy < 0.76
-    assert sum(milp.placed) == 1  # counted anew
+    assert sum(milp.placed) == 1  # counted again
     milp.choose(at_s(6.0, *three, completed=3000), RNG)  # some failed: fewer than had arrived
     assert milp.plan.choice == (0, 0, 0)
 

@@ -411,7 +411,7 @@ def test_a_death_takes_those_that_go_alone_from_the_fifo_as_well() -> None:
 
 
 def test_who_is_cancelled_in_the_fifo_is_given_up_at_once() -> None:
-    """Those of the candidate micro-batch as well; the decision about it is asked for anew, without them."""
+    """Those of the candidate micro-batch as well; the decision about it is asked for again, without them."""
     core = router()
     arrive(core, 0, 1, 2, 3)
     decide = ask(core, 0)

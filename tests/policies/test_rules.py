@@ -437,7 +437,7 @@ def test_slackfit_prefers_the_group_to_the_width_within_a_bucket() -> None:
     ],
 )
 def test_bad_names_say_what_is_wrong(name: str, words: str) -> None:
-    """Each kind of bad name is an `InputError` that says what is allowed."""
+    """Each kind of bad name is an `InputError` that shows what is allowed."""
     with pytest.raises(InputError, match=words):
         make_router(name, context())
 

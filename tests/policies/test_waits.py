@@ -40,7 +40,7 @@ def test_where_nobody_may_be_held_only_going_on_is_left() -> None:
 
 @pytest.mark.parametrize("wrong", [(0.0,), (-1.0,), (0.02, 0.01), (0.01, 0.01), (float("nan"),), (1e-12,), (1e300,)])
 def test_waits_ascend_and_are_above_0(wrong: tuple[float, ...]) -> None:
-    """The same wait twice, none, and what is no number."""
+    """The same wait twice, none, and what is not a number."""
     assert "must ascend" in str(problem_with(wrong, 1.0))
 
 
@@ -48,7 +48,7 @@ def test_waits_are_within_the_limit() -> None:
     """What is wrong is told with what to do."""
     config = context().config
     with pytest.raises(
-        InputError, match=r"batching_delays_s: .*nobody may be delayed; set router.max_batching_delay_s above 0"
+        InputError, match=r"batching_delays_s: .*no request may be delayed; set router.max_batching_delay_s above 0"
     ):
         Waits.within((0.01,), config)
     limited = replace(config, max_batching_delay_ns=10_000_000)

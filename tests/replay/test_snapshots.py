@@ -15,7 +15,7 @@ from sim.simulated_cluster import Simulation
 from tests import tiny
 from tests.laws.test_conservation import Scenario, scenarios
 
-# anew for each core, or looked at in their own ways
+# again for each core, or looked at in their own ways
 BUILT = {"_take", "_fifo", "_batching_delays", "_queue_keys", "_servers"}
 
 

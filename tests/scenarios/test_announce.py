@@ -87,7 +87,7 @@ def test_a_budget_for_nothing_is_refused_with_a_sensible_one(log: Log, kind: str
 
 
 def test_a_budget_that_the_log_has_used_is_said_to_be_used(log: Log) -> None:
-    """All that is required is done, and the steps took the whole budget: it says how much, and to give more."""
+    """All that is required is done, and the steps took the whole budget: it shows how much, and to give more."""
     made = plan()
     required = [planned for planned in made.steps if planned.required]
     assert len(required) < len(made.steps)

@@ -132,7 +132,7 @@ def test_no_run_beats_the_bound(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_what_is_carried_for_certain_is_less_than_what_can_be(name: str) -> None:
-    """And not much less, so that programmes are solved only where overload is near; links and the router count."""
+    """And not much less, so that programs are solved only where overload is near; links and the router count."""
     experiment = CLUSTERS[name]()
     for width in WIDTHS:
         certain_img_s, most_img_s = whole_img_s(experiment, (width,)), FluidModel(experiment, (width,)).capacity_img_s()
@@ -157,7 +157,7 @@ def racked(uplink_bytes_s: float) -> Experiment:
 
 @pytest.mark.parametrize("uplink_bytes_s", [1e6, 1e9])
 def test_servers_of_a_kind_need_not_be_told_apart(uplink_bytes_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each server by itself is a programme of the same worth."""
+    """Each server by itself is a program of the same worth."""
     experiment = racked(uplink_bytes_s)
     assert sorted(len(kind.servers) for kind in fluid_bound.kinds_of(experiment)) == [1, 1, 3, 6]
     few = FluidModel(experiment).bound(0.5, 100.0), whole_img_s(experiment, WIDTHS[:1])
@@ -207,14 +207,14 @@ def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
         0.75 * 3.4e-4, rel=1e-6
     )  # of two returns, the last
     assert known.capacity_img_s == pytest.approx(found.capacity_img_s, rel=1e-6)
-    busy = {"dispatch_s": 1e-3, "there_s": 1e-4, "back_s": 9e-4}  # only the way there is quicker than idle
+    busy = {"dispatch_s": 1e-3, "there_s": 1e-4, "back_s": 9e-4}  # only the way there is faster than idle
     while_busy = toy("a", 4.0, router_host=HOST, handover=HANDOVER, busy_serving=busy, host_share=0.0)
     quicker = FluidModel(made(while_busy, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")).bound(0.7, 1.0)
     assert found.latency_mean_s - quicker.latency_mean_s == pytest.approx(2 * (3e-4 - 1e-4), rel=1e-6)
 
 
 def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() -> None:
-    """`decision_s: 0.001` never drops it; `measured` is no time on top; where nothing was measured, only the number."""
+    """`decision_s: 0.001` never drops it; `measured` adds no time; where nothing was measured, only the number."""
     served, plain = toy("a", 1.0, router_host=HOST, handover=HANDOVER), toy("a", 1.0)
     dearer = toy("b", 1.0, router_host={**HOST, "returned": {"micro_batch_s": 3e-4, "image_s": 6e-5}})
     one, both = made(served), made(served, dearer, plain)
@@ -304,7 +304,7 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
 def test_an_interruption_is_heard_while_the_solver_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would hear none before its programme is solved."""
+    """It would hear none before its program is solved."""
     path, ended = write_scenario(tmp_path), threading.Event()
 
     def solve(*_: Any, **__: Any) -> None:

@@ -135,7 +135,7 @@ def test_it_can_be_read(width: int, style: str, page: Path, chromium: Browser) -
 
 
 def test_every_chart_says_what_to_see(page: Path, chromium: Browser) -> None:
-    """In a sentence of its own, behind the one that says what it is; and what its pale lines are."""
+    """In a sentence of its own, behind the one that shows what it is; and what its pale lines are."""
     chromium.open(page, 1400, "light")
     assert chromium.value("document.querySelectorAll('figure').length") > 10
     assert chromium.value(UNTOLD) == []

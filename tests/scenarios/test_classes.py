@@ -211,7 +211,7 @@ def test_a_programme_is_as_large_as_its_classes_are_many(monkeypatch: pytest.Mon
     given = experiment(classes=classes(0.75, 0.75, 0.75))
     monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", fluid_bound.unknowns_of(given, len(given.cluster.router.widths)))
     FluidModel(given)
-    with pytest.raises(InputError, match="programme of"):
+    with pytest.raises(InputError, match="program of"):
         FluidModel(given, classes=given.scenario.classes)
 
 

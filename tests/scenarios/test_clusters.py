@@ -64,7 +64,7 @@ def scored(mean_s: float, accuracy: float, failed: int = 0) -> RunScore:
 
 
 def test_candidates_are_compared_at_equal_accuracy() -> None:
-    """Who slides along the reference's own price of accuracy is no better; who is quicker at both dials is, by that."""
+    """Who slides along the reference's own price of accuracy is no better; who is faster at both dials is, by that."""
     pair = (scored(0.020, 0.752), scored(0.018, 0.748))
     case = Case(Scorer(drawn_experiment(TINY, "0")), (RUN,), 0.0, (pair,))
     assert case.cost(pair, 0) == 0

@@ -120,5 +120,5 @@ def test_routers_compare_at_the_floor_where_that_is_asked_for(
     accuracy = {row["router"]: row["expected_accuracy"]["mean"] for row in found["rows"]}
     assert accuracy["ladder"] == pytest.approx(0.8, abs=0.005), "this tiny ladder has few steps"
     assert accuracy["jsq"] == pytest.approx(0.9)
-    assert main(run[:-1]) == 0, "made anew without"
+    assert main(run[:-1]) == 0, "made again without"
     assert json.loads((tmp_path / "r" / "comparison.json").read_text())["equal"] is None

@@ -78,7 +78,7 @@ def cells_of(comparison: ComparisonDocument) -> dict[str, dict[str, str]]:
 
 
 def test_changes_have_their_sign_and_their_interval(compared: ComparisonDocument) -> None:
-    """Seed by seed: who is quicker has a minus; the baseline differs from itself by nothing."""
+    """Seed by seed: who is faster has a minus; the baseline differs from itself by nothing."""
     cells = cells_of(compared)
     assert cells["jsq"]["latency change"] == "-46.3 (-56.7 to -33.5) %"
     assert cells["random"]["latency change"] == cells["jsq"]["energy change"] == "+0.0 (+0.0 to +0.0) %"

@@ -143,7 +143,7 @@ def test_stalls_and_beginnings_do_not_count() -> None:
 
 
 def test_views_are_those_of_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for the same seed; and the measurement says what it was."""
+    """The same for the same seed; and the measurement shows what it was."""
     experiment = load_experiment(write_scenario(tmp_path))
     first, again, other = (views_of(experiment, experiment.router("jsq"), seed) for seed in (7, 7, 8))
     assert len(first) == VIEWS
@@ -188,7 +188,7 @@ def times_of(job: Run, *routers: str) -> dict[str, float]:
 
 
 def test_each_router_is_measured_once(measured: list[str], tmp_path: Path) -> None:
-    """A stage each, so that another router makes none of the others anew; random is what they are measured beside."""
+    """A stage each, so that another router makes none of the others again; random is what they are measured beside."""
     job = job_of(hosted(tmp_path))
     assert times_of(job, "random", "jsq", "jsq") == {"jsq": pytest.approx(2e-4)}
     assert times_of(job, "jsq", "sticky") == {"jsq": pytest.approx(2e-4), "sticky": pytest.approx(5e-5)}

@@ -38,7 +38,7 @@ def finished_ns(experiment: Experiment, name: str, limit_ns: int) -> np.ndarray[
 
 
 def test_what_a_file_holds_is_held(experiment: Experiment, tmp_path: Path) -> None:
-    """Written, read back, and no longer the same run, but where nobody may be delayed."""
+    """Written, read back, and no longer the same run, but where no request may be delayed."""
     rule, ladder = tmp_path / "held.rule.yaml", tmp_path / "ladder.rule.yaml"
     write_rule(rule, FixedRule(placement="sticky", batching_delay=EAGER))
     write_rule(ladder, LadderRule(batching_delay=EAGER))

@@ -73,7 +73,7 @@ def test_a_profile_that_is_gone_is_made_again(made: Callable[[], list[str]], tmp
 def test_an_edited_profile_stays_beside_a_new_measurement(
     made: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What serving costs is measured anew, of the calibrated profile."""
+    """What serving costs is measured again, of the calibrated profile."""
     path = tmp_path / "run" / "profiles" / "a.yaml"
     made()
     edited = tiny.profile("a", dispatch_s=0.003).to_yaml()

@@ -72,7 +72,7 @@ def job(path: Path, folder: Path, said: list[str]) -> Run:
 
 
 def test_a_run_keeps_what_its_devices_play(tmp_path: Path) -> None:
-    """Once; anew where the slowdown has changed; and with what serving costs, where a run has found that out."""
+    """Once; again where the slowdown has changed; and with what serving costs, where a run has found that out."""
     said: list[str] = []
     path, folder = scenario(tmp_path, 10), tmp_path / "run"
     first = job(path, folder, said)

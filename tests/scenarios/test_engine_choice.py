@@ -1,4 +1,4 @@
-"""`--engine auto`: the quicker engine for the work, the one that began it, and simpy where the compiled one can't.
+"""`--engine auto`: the faster engine for the work, the one that began it, and simpy where the compiled one can't.
 
 And what needs more memory than the machine has is refused before anything is drawn.
 """
@@ -66,13 +66,13 @@ def test_what_the_compiled_engine_cannot_do_simpy_does(
     assert "the compiled engine can't do runs longer than 0 s: simpy does it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("began, quicker", [("simpy", "compiled"), ("compiled", "simpy")])
+@pytest.mark.parametrize("began, faster", [("simpy", "compiled"), ("compiled", "simpy")])
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_a_comparison_goes_on_with_the_engine_that_began_it(
     began: Simulator, quicker: Simulator, is_interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Whichever is the quicker now; what was interrupted and what is whole; no run is made twice."""
+    """Whichever is the faster now; what was interrupted and what is whole; no run is made twice."""
     path = write_scenario(tmp_path)
     routers = ["--router", "jsq", "--router", "random"]
     command = ["compare", str(path), *routers, "--seed", "0", "--out", str(tmp_path / "run")]
@@ -137,12 +137,12 @@ def test_too_much_for_the_machine_is_refused_before_it_is_drawn(
 def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The programme grows with the square of the servers."""
+    """The program grows with the square of the servers."""
     path = write_scenario(tmp_path)
     require_solvable(load_experiment(path))
     monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", 10.0)
     for command in (["bound", str(path)], ["compare", str(path), "--bound", "--out", str(tmp_path / "out")]):
         assert main(command) == 2
-        assert "the bound on 2 servers is a programme of" in capsys.readouterr().err
+        assert "the bound on 2 servers is a program of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main(["simulate", str(path)]) == 0  # whether it is overloaded is not asked then

@@ -93,7 +93,7 @@ def test_both_engines_print_the_same_json(
         if "faults" in changes:
             assert len(ours["restarts"]) > 2
             assert set(ours["failures"]) >= {"deadline"}
-    assert len(seen) > 4  # routers have runs of their own: sameness is no accident
+    assert len(seen) > 4  # routers have runs of their own: sameness is not an accident
 
 
 def test_records_are_the_same_file_for_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

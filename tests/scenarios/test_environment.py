@@ -26,7 +26,7 @@ def compare(scenario: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of what looked at them last; what is made anew tells of what made it anew, and of nothing else."""
+    """Not of what looked at them last; what is made again tells of what made it again, and of nothing else."""
     scenario = write_scenario(tmp_path)
     before = compare(scenario, "--seed", "0")
     assert before["schema"] == ENVIRONMENT_SCHEMA
@@ -35,8 +35,8 @@ def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.M
     RunFolder(tmp_path / "run").note_environment("train", {"python": "3.0"})
     monkeypatch.setattr(job_stages, "environment", lambda *_: {"python": "9.9"})
     assert compare(scenario, "--seed", "0")["stages"] == {**before["stages"], "train": {"python": "3.0"}}
-    anew = {stage: {"python": "9.9"} for stage in ("compare", "records")}
-    assert compare(scenario, "--seed", "1")["stages"] == {**anew, "train": {"python": "3.0"}}
+    again = {stage: {"python": "9.9"} for stage in ("compare", "records")}
+    assert compare(scenario, "--seed", "1")["stages"] == {**again, "train": {"python": "3.0"}}
 
 
 def test_the_report_says_where_stages_differ(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_message_says_what_why_and_what_to_do() -> None:
         "+0.0 %. "
         "The profiles are of another host, stack or load (`slimsched profile check`), or other programs use the "
         "machine, or it can't carry the load. To measure these runs again remove .stages/validate-0.json in the run "
-        "folder. To go on all the same: --set validate.go_on=true. Everything that was made is kept"
+        "folder. To continue anyway: --set validate.go_on=true. Everything that was made is kept"
     )
 
 

@@ -1,4 +1,4 @@
-"""What each stage depends on: one bit of whatever it reads makes it anew, and no stage that does not read it."""
+"""What each stage depends on: one bit of whatever it reads makes it again, and no stage that does not read it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TEXTS = {
     "table.json": "7",
     "images/train/0/a.png": "7",
     "images/test/0/a.png": "7",
-    # a network that imports from its folder in every way, and what is no part of it
+    # a network that imports from its folder in every way, and what is not a part of it
     "own_net.py": "import own_beside, own_dotted.inner\nfrom own_package import deep\nx = 7  # remark\n",
     "own_beside.py": "def f():\n    from own_late import x\n    importlib.import_module('own_literal')\n",
     "own_late.py": "x = 7\n",

@@ -177,7 +177,7 @@ def test_a_table_keeps_its_lines() -> None:
 
 
 def test_nothing_that_is_said_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Results, remarks and errors, also of names that are no text; line breaks of ours stay."""
+    """Results, remarks and errors, also of names that are not text; line breaks of ours stay."""
     terminal = Terminal(quiet=False, json=None, written=())
     terminal.show(CommandResult({}, "one\ntwo \x1b[2J \udcff"))
     terminal.remark("remark \x1b]0;title\x07")

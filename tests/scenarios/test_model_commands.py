@@ -57,7 +57,7 @@ def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    """A good one is told so; one that breaks a rule has exit code 1 and says where."""
+    """A good one is told so; one that breaks a rule has exit code 1 and shows where."""
     assert main(["model", "check", 'tests.scenarios.own_network:DigitsPerceptron {"features": 8}']) == 0
     assert capsys.readouterr().out.count("kept") == len(RULES)
     broken = ["model", "check", 'tests.hw.test_networks:Pooled {"fault": "cost"}']

@@ -56,7 +56,7 @@ def test_a_checkpoints_own_network_is_refused(
     network = ["--model", "net.safetensors", "--network", "refused_net:Net", "--quiet"]
     assert main([*command.split(), *network]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "'refused_net:Net' is code of your own (refused_net.py: Net), which --no-own-code" in line
+    assert "'refused_net:Net' is custom code (refused_net.py: Net), which --no-own-code" in line
     assert not (folder / "ran").exists()
 
 
@@ -68,7 +68,7 @@ def test_a_long_run_refuses_it_as_it_begins(
     named = (folder / "network.yaml").read_text().replace("'refused_net:Net'", "digits")
     (folder / "network.yaml").write_text(f"{named}validate: {{routers: ['refused_router:Net']}}\n")
     assert main(["run", "network.yaml", "--no-own-code"]) == 2
-    assert "own: routers: 'refused_router:Net' is code of your own (refused_router.py: Net)" in capsys.readouterr().err
+    assert "own: routers: 'refused_router:Net' is custom code (refused_router.py: Net)" in capsys.readouterr().err
 
 
 def test_what_names_own_code_and_does_not_need_it_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_what_names_own_code_and_does_not_need_it_goes_on(folder: Path, capsys: 
 
 
 def test_what_is_imported_is_told_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error, where it is no mere result; even of what can't be imported."""
+    """On standard error, where it is not a mere result; even of what can't be imported."""
     (folder / "refused_router.py").write_text("raise SystemExit(0)\n")
     assert main(["simulate", "tiny.yaml", "--router", "refused_router:Net"]) == 2
     told, wrong = capsys.readouterr().err.splitlines()

@@ -46,7 +46,7 @@ def scenario(tmp_path: Path) -> Path:
 
 
 def test_a_folder_beside_the_scenario_is_trained_on(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its path is relative to the file; a changed image makes network and accuracy anew."""
+    """Its path is relative to the file; a changed image makes network and accuracy again."""
     loaded = load_scenario(scenario)
     assert loaded.model.dataset == str(scenario.parent / "images")
     assert relative_paths(loaded, scenario.parent / "runs").model.dataset == "../images"

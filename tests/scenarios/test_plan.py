@@ -18,7 +18,7 @@ import slimsched
 from hw.networks.accuracy_table import Evaluation
 from kit.documents import read_json, write_json
 from scenarios.experiment.scenario_building import load_experiment
-from scenarios.metrics.result_documents import Carried, Outcome, Plan, PlannedRouter
+from scenarios.metrics.result_documents import Outcome, Plan, PlannedRouter, Sustained
 from scenarios.metrics.slo import Slo, has_floor
 from scenarios.metrics.statistics import NEW_RUNS, MeanInterval
 from scenarios.runs.router_planning import (
@@ -55,16 +55,16 @@ def test_plain_replication_carries_what_capacity_says(made: tuple[Path, Plan]) -
     full = plan.of(FULL)
     assert full is not None
     assert full.role == "full width"
-    assert full.carried is not None
-    assert full.carried.low_img_s == min(each.stable_img_s for each in found)
-    assert full.carried.high_img_s == max(each.unstable_img_s for each in found)
+    assert full.sustained is not None
+    assert full.sustained.low_img_s == min(each.stable_img_s for each in found)
+    assert full.sustained.high_img_s == max(each.unstable_img_s for each in found)
     chosen = plan.of(plan.choice)
     assert chosen is not None
     assert chosen.outcome.keeps
-    assert chosen.carried is not None
+    assert chosen.sustained is not None
     for each in plan.routers:
-        if each.outcome.keeps and each.carried is not None:
-            assert chosen.carried.high_img_s > each.carried.low_img_s
+        if each.outcome.keeps and each.sustained is not None:
+            assert chosen.sustained.high_img_s > each.sustained.low_img_s
 
 
 def test_its_p99_is_a_range_over_new_seeds(made: tuple[Path, Plan]) -> None:
@@ -90,7 +90,7 @@ def test_a_tie_is_called_one(made: tuple[Path, Plan]) -> None:
     assert f"a tie with {', '.join(plan.tied)}: their ranges overlap" in text
     chosen = plan.of(plan.choice)
     assert chosen is not None
-    alike = replace(plan, routers=tuple(replace(router, carried=chosen.carried) for router in plan.routers))
+    alike = replace(plan, routers=tuple(replace(router, sustained=chosen.sustained) for router in plan.routers))
     assert "times as much" in text
     assert "times as much" not in words_of(alike)
     assert f"a tie with {plan.choice}" in words_of(alike)
@@ -108,7 +108,7 @@ def test_a_floor_that_nobody_named_is_said_to_be_the_ladders(made: tuple[Path, P
 def test_what_nothing_keeps_is_told_with_what_comes_nearest(
     made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A lower rate is no advice, and the command fails."""
+    """A lower rate is not an advice, and the command fails."""
     words = ["plan", str(made[0]), "--router", "fixed:0.5,0.5@sticky", "--quiet", "--out", str(tmp_path / "run")]
     words += ["--set", "slo.p99_limit_s=1ms"]
     assert main([*words, "--json", str(tmp_path / "plan.json")]) == 1
@@ -219,18 +219,18 @@ def test_a_lost_device_carries_nothing(made: tuple[Path, Plan]) -> None:
     """The fastest; the one that is left carries no more than both did."""
     path, plan = made
     load, lost = plan.changes
-    assert (load.what, load.carried, lost.what) == ("load", None, "fast")
+    assert (load.what, load.sustained, lost.what) == ("load", None, "fast")
     experiment = load_experiment(path)
     assert fastest_device(experiment) == ("fast",)
     trial = Trial(experiment, Slo(0.8, 0.1), (3,), "compiled", 0.5)
     routers, _ = candidates(experiment, trial.slo, ["jsq"], path.parent)
     for router in routers:
-        both, one = trial.carried(router), trial.carried(router, ("fast",))
+        both, one = trial.sustained(router), trial.sustained(router, ("fast",))
         if one is not None:
             assert both is not None
             assert one.low_img_s < both.high_img_s
     full = next(each for each in routers if each.name == FULL)
-    both, one = trial.carried(full), trial.carried(full, ("fast",))
+    both, one = trial.sustained(full), trial.sustained(full, ("fast",))
     assert both is not None
     assert one is not None
     assert one.mean_img_s < 0.6 * both.mean_img_s  # the other one is half as fast
@@ -249,10 +249,12 @@ def test_one_server_has_nothing_to_lose(tmp_path: Path) -> None:
     assert [(server.server, round(server.share, 9)) for server in plan.servers] == [("fast", 1.0)]
 
 
-def row(router: str, keeps: bool, carried_img_s: float | None, p99_s: float, joules: float = 1.0) -> PlannedRouter:
+def row(router: str, keeps: bool, sustained_img_s: float | None, p99_s: float, joules: float = 1.0) -> PlannedRouter:
     p99, accuracy, energy_j = (MeanInterval(mean=value, ci95=None) for value in (p99_s, 0.8, joules))
-    carried = None if carried_img_s is None else Carried(carried_img_s, carried_img_s, carried_img_s + 10, 0.8, 1.0)
-    return PlannedRouter(router, "candidate", None, Outcome(p99, accuracy, energy_j, 0.0, keeps), carried)
+    sustained = (
+        None if sustained_img_s is None else Sustained(sustained_img_s, sustained_img_s, sustained_img_s + 10, 0.8, 1.0)
+    )
+    return PlannedRouter(router, "candidate", None, Outcome(p99, accuracy, energy_j, 0.0, keeps), sustained)
 
 
 def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:

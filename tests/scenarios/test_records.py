@@ -68,7 +68,7 @@ def test_a_log_comes_back_and_replays(tmp_path: Path, run: tuple[object, RunReco
 
 @pytest.mark.parametrize("text, line", [("{\n", 1), ('{"now_ns": 1, "core": "router"}\n', 1)])
 def test_a_broken_log_names_its_line(tmp_path: Path, text: str, line: int) -> None:
-    """What is no step is refused with its line."""
+    """What is not a step is refused with its line."""
     with gzip.open(tmp_path / "x.gz", "wt") as file:
         file.write(text)
     with pytest.raises(InputError, match=f"line {line}"):
@@ -92,7 +92,7 @@ def test_the_timeline_has_a_track_for_each_instance(run: tuple[object, RunRecord
 
 
 def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no table of a record is told, and a table that says it is endless is not read."""
+    """What is not a table of a record is told, and a table that says it is endless is not read."""
     import pyarrow
     from pyarrow import parquet
 
@@ -105,7 +105,7 @@ def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="no column 'arrived_ns'; did you mean 'arrived'"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": ["now"]}), path)
-    with pytest.raises(InputError, match="arrived_ns: holds something that is no number"):
+    with pytest.raises(InputError, match="arrived_ns: holds something that is not a number"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
     monkeypatch.setattr(run_store, "MAX_VALUES", 10)

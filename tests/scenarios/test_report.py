@@ -28,7 +28,7 @@ from tests.scenarios.test_answers import comparison
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = (
     "Routers in simulation",
-    "Simulation beside executors",
+    "Simulation and executors",
     "Latency",
     "Accuracy against cost",
     "Servers over time",
@@ -212,7 +212,7 @@ def test_every_axis_names_its_unit(page: str) -> None:
 
 
 def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:
-    """A folder with profiles alone is reported, and the page says what is not there."""
+    """A folder with profiles alone is reported, and the page shows what is not there."""
     other = flagged(tmp_path)
     write_text(other / "profiles" / "a.yaml", (folder / "profiles" / "a.yaml").read_text(encoding="utf-8"))
     page = build_report(other).read_text(encoding="utf-8")
@@ -260,7 +260,7 @@ def test_no_run_folder_is_the_users_mistake(tmp_path: Path) -> None:
 
 
 def test_a_broken_document_is_named(tmp_path: Path) -> None:
-    """A file that is no JSON is named."""
+    """A file that is not JSON is named."""
     write_text(flagged(tmp_path) / "comparison.json", "{")
     with pytest.raises(InputError, match=r"comparison\.json"):
         build_report(tmp_path)

@@ -133,7 +133,7 @@ def test_a_foreign_folder_is_never_written(
     (here / "mine" / name).write_text("mine")
     before = tree(here)
     words = ["--router", "jsq"] if command == "suite" else ["tiny.yaml"]
-    assert "mine: holds files and is no run folder" in refused([command, *words, "--out", "mine"], capsys)
+    assert "mine: holds files and is not a run folder" in refused([command, *words, "--out", "mine"], capsys)
     assert tree(here) == before
 
 

@@ -90,7 +90,7 @@ def test_a_result_says_who_was_not_served_and_why() -> None:
 
 
 def test_who_leaves_more_than_one_percent_is_marked_and_beats_nobody() -> None:
-    """It is the quickest and the most accurate, and on no front; exactly 1 % is not more."""
+    """It is the fastest and the most accurate, and on no front; exactly 1 % is not more."""
     runs = [result("random", latency_s=2.0), result("shedder", failed=11, latency_s=0.1, accuracy=0.9)]
     found = compare_results([*runs, result("jsq", failed=10, accuracy=0.6)])
     rows = rows_of(found)
@@ -142,7 +142,7 @@ def test_where_everybody_is_marked_nobody_wins() -> None:
     """It is said, and there is no front to be on."""
     found = compare_results([result("random", left=20), result("jsq", failed=20)])
     assert found["hypervolume"] == {}
-    assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: nobody wins."
+    assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: there is no winner."
     assert comparison_table(found).base == "random !"
     heads = [column.head for column in comparison_table(found).columns]
     assert heads[1:4] == ["images completed", "images unfinished", "images failed"]

@@ -26,7 +26,7 @@ Ran = tuple[Result, RunRecord]
 
 
 class Host:
-    """Its executors are simulated ones, `slower` than their profiles say; `changed` says what is measured of them."""
+    """Its executors are simulated ones, `slower` than their profiles say; `changed` shows what is measured of them."""
 
     def __init__(
         self, experiment: Experiment, slower: float = 1.0, changed: Callable[[Ran], Ran] = lambda ran: ran
@@ -132,7 +132,7 @@ def test_what_serving_costs_is_not_measured_beside_others(
     experiment: Experiment,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More than 30 % of a device is refused, as at a calibration; where it is allowed the profile says so."""
+    """More than 30 % of a device is refused, as at a calibration; where it is allowed the profile records it."""
     host = Host(experiment, changed=lambda ran: (ran[0], replace(ran[1], background_load=load)))
     if words is None:
         with pytest.raises(InputError, match=r"what serving costs: .* more than 30 %.*calibration\.allow_busy"):

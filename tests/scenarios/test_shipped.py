@@ -105,7 +105,7 @@ def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch:
     """Wherever the user is; what lies there by that name comes first, a path is a path, a file's name no scenario."""
     monkeypatch.chdir(tmp_path)
     assert scenario_file(Path(name)) == ROOT / "scenarios" / f"{name}.yaml"
-    with pytest.raises(InputError, match="the one that ships is named without its ending"):
+    with pytest.raises(InputError, match="the bundled one is named without its ending"):
         scenario_file(Path(f"{name}.yaml"))
     for path in (Path("elsewhere", name), tmp_path / name):
         assert scenario_file(path) == path

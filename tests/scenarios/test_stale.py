@@ -116,7 +116,7 @@ def edited(old: str, new: str, path: str = "mine.yaml") -> Callable[[], None]:
 
 
 def other_weights() -> None:
-    """Somebody trained the network anew, elsewhere."""
+    """Somebody trained the network again, elsewhere."""
     torch.manual_seed(1)
     save_model(RUN / "model.safetensors", own_network.DigitsPerceptron(16), f'{OWN} {{"features": 16}}', {})
 

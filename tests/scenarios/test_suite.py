@@ -159,7 +159,7 @@ def test_the_command_prints_a_table_for_each_entrant(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["-r", "jsq", "--only", "drawn-aa"], "--only: 'drawn-aa' is no case; did you mean 'drawn-a'"),
+        (["-r", "jsq", "--only", "drawn-aa"], "--only: 'drawn-aa' is not a case; did you mean 'drawn-a'"),
         ([], "--router: missing; name a router, such as --router ladder"),
         (["-r", "laddr"], "--router: "),
     ],

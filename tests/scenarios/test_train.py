@@ -126,7 +126,7 @@ def test_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
-    """Its seed is no episode's and no run's of the scenario; its figures are those of that run."""
+    """Its seed is not an episode's and no run's of the scenario; its figures are those of that run."""
     experiment = experiment_of(tmp_path)
     router = experiment.router("jsq")
     score = score_router(experiment, lambda: router, "jsq", 7)

@@ -76,7 +76,7 @@ def test_masked_choices_are_replaced_and_said() -> None:
 
 
 def test_the_last_info_tells_what_the_episode_came_to() -> None:
-    """The run's figures, of its record; and the share of actions that were masked. An episode begins to count anew."""
+    """The run's figures, of its record; and the share of actions that were masked. An episode begins to count again."""
     spec = tiny.cluster(greedy={"vram_cap_bytes": 160_000_000})
     run = tiny.run(spec, tiny.poisson_s(50, 1.0), 1.0)
 
@@ -138,7 +138,7 @@ def test_a_step_before_a_reset_says_what_to_do() -> None:
 
 
 def test_an_action_may_be_to_wait() -> None:
-    """A fourth index, masked where nobody may be delayed; each decision, holds included, gets its credit once."""
+    """A fourth index, masked where no request may be delayed; each decision, holds included, gets its credit once."""
     spec = tiny.cluster(router={"max_batching_delay_ns": 20_000_000})
     run = tiny.run(spec, tiny.poisson_s(300, 1.0), 1.0, detail=False)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002, 0.01))

@@ -93,7 +93,7 @@ def downs(record: RunRecord) -> list[tuple[float, float | None, str]]:
 
 
 def test_a_crashed_worker_is_back_after_its_back_off_and_its_start() -> None:
-    """Deaths in a row double the wait up to its limit; once it was up for long enough the row begins anew."""
+    """Deaths in a row double the wait up to its limit; once it was up for long enough the row starts from scratch."""
     times = [500, 700, 1100, 1500, 4000]
     record = simulate(cluster(), *(Crash(0, at * MS) for at in times), horizon_s=6.0)
     waits = [100, 200, 250, 250, 100]

@@ -152,7 +152,7 @@ def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], e
 
 @pytest.mark.parametrize("make", [patient, patient_and_broken, plain])
 def test_waits_are_the_single_environments(make: Callable[[], Any]) -> None:
-    """A fourth index holds, or is replaced where nobody may be delayed; where the limit is 0 nobody ever may."""
+    """A fourth index holds, or is replaced where no request may be delayed; where the limit is 0 nobody ever may."""
     batching_delays_s = () if make is plain else (0.001, 0.01)
     ours, theirs = pair(make(), 3, batching_delays_s)
     assert ours.action_space == theirs.action_space
@@ -189,7 +189,7 @@ def test_a_cluster_is_reset_by_the_step_after_its_end() -> None:
 
 
 def test_an_episode_without_a_decision() -> None:
-    """It is no end, as nothing was decided; the step that follows is refused."""
+    """It is not an end, as nothing was decided; the step that follows is refused."""
     spec, plan = plain()
     mine, other = (iter([plan(0), plan(1), tiny.run(spec, [], 0.1, detail=False)]) for _ in range(2))
     ours = SlimClusterVectorEnv(spec, lambda seed: next(mine), 1)

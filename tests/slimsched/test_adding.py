@@ -198,7 +198,7 @@ def test_weights_are_found_by_name(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (["torchvision:resnet81"], "torchvision has no 'resnet81'"),
-        (["torchvision:resnet18", "--images", "digits"], "can't take images .*; --size says how large"),
+        (["torchvision:resnet18", "--images", "digits"], "can't take images .*; --size shows how large"),
         (["torchvision:resnet18", "--images", "nowhere"], "no such folder"),
         (["torchvision:resnet18", "--pictures", "7"], "must be a whole number from 100"),
         (["torchvision:resnet18", "--size", "32"], "has its own size"),
@@ -243,10 +243,10 @@ def test_pictures_that_it_did_not_write_are_not_touched(
     """The family's pictures lie in `images` of its folder: one that holds anything else is refused."""
     words = [NAMES, "--weights", str(weights), "--images", str(pictures)]
     assert _add(*words, "--out", str(pictures.parent)) == 2
-    assert "holds files and is no run folder" in capsys.readouterr().err
+    assert "holds files and is not a run folder" in capsys.readouterr().err
     (pictures.parent / ".slimsched").mkdir()  # as if it were a family's
     assert _add(*words, "--out", str(pictures.parent)) == 2
-    assert "is written anew" in capsys.readouterr().err
+    assert "is written again" in capsys.readouterr().err
     assert len(list(pictures.rglob("*.png"))) == 100
 
 
@@ -340,7 +340,7 @@ def _judged(label: str, top1: float = 1.0, pass_s: float = 0.0) -> Judged:
 
 
 def test_of_members_that_know_and_take_the_same_but_for_noise_one_stays() -> None:
-    """Who is quicker by less than times repeat is no quicker; of two alike the first named stays."""
+    """Who is faster by less than times repeat is no faster; of two alike the first named stays."""
     known = {"a": (0.9, 1.0), "b": (0.9, 1.0), "c": (0.8, 0.5), "d": (0.8, 0.6), "e": (0.7, 0.48), "f": (0.7, 0.47)}
     beaten = dominated([_judged(label, *values) for label, values in known.items()])
     assert {label: other.member.label for label, other in beaten.items()} == {"b": "a", "d": "c", "e": "f"}

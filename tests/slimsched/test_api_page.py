@@ -1,4 +1,4 @@
-"""`docs/api.md` shows every public name, and the examples of the docstrings are a program that says what it prints."""
+"""`docs/api.md` shows every public name, and the examples of the docstrings are a program that shows what it prints."""
 
 from __future__ import annotations
 

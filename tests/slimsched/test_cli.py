@@ -83,7 +83,7 @@ def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.Captur
 def test_report_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`report` writes the page again and says where."""
+    """`report` writes the page again and shows where."""
     leave_undrawn(monkeypatch)
     run_folder(tmp_path, routers=("random",), seeds=(0,), profiles=())
     assert main(["report", str(tmp_path), "--json", "-"]) == 0

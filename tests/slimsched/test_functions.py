@@ -319,12 +319,12 @@ def test_a_module_that_no_file_can_hold_is_told(scenario: Path, module: Any, pro
 def test_a_routers_file_takes_no_other_files_place(scenario: Path) -> None:
     layers = layers_for((4, 8), (10, 4))
     Path("notes.safetensors").write_text("mine")
-    with pytest.raises(InputError, match=r"^out: notes\.safetensors is there, and is no router; name another file"):
+    with pytest.raises(InputError, match=r"^out: notes\.safetensors is there, and is not a router; name another file"):
         slimsched.save_router(scenario, layers, "notes.safetensors")
     assert Path("notes.safetensors").read_text() == "mine"
     with pytest.raises(InputError, match=r"^out: theirs\.pt: .* ends with \.safetensors"):
         slimsched.save_router(scenario, layers, "theirs.pt")
-    with pytest.raises(InputError, match=r"tiny\.yaml/theirs\.safetensors: .*tiny\.yaml is no folder"):
+    with pytest.raises(InputError, match=r"tiny\.yaml/theirs\.safetensors: .*tiny\.yaml is not a folder"):
         slimsched.save_router(scenario, layers, scenario / "theirs.safetensors")
     layers[1][1][3] = np.nan
     with pytest.raises(InputError, match=r"^layers: hold numbers that are not finite"):

@@ -211,7 +211,7 @@ class Laws:
                 )
 
     def broken(self, server: int, why: str) -> None:
-        """What came at a router's end is no message, and no end of one."""
+        """What came at a router's end is not a message, and no end of one."""
         _require("in the middle" in why, "a stream is whole", server, why)
 
     def looked(self, found: bool, wait_s: float) -> None:

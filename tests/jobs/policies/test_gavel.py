@@ -1,4 +1,4 @@
-"""Gavel's programmes of shares: against closed forms, and against every corner of the feasible set on small worlds."""
+"""Gavel's programs of shares: against closed forms, and against every corner of the feasible set on small worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RLTune's programme: its candidates by hand, its solutions against trying all."""
+"""RLTune's program: its candidates by hand, its solutions against trying all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_candidates_by_hand() -> None:
 
 
 @st.composite
-def programmes(draw: st.DrawFn) -> Programme:
+def programs(draw: st.DrawFn) -> Programme:
     size = np.array(draw(st.lists(st.sampled_from([2, 4, 8]), min_size=2, max_size=5)))
     free = np.array([draw(st.integers(0, int(most))) for most in size])
     first = np.array([[draw(st.integers(0, int(most))) for most in free] for _ in range(draw(st.integers(2, 4)))])
@@ -46,32 +46,32 @@ def programmes(draw: st.DrawFn) -> Programme:
     return Programme(free, size, [first, *others])
 
 
-def cost(programme: Programme, chosen: tuple[int | None, ...]) -> float:
-    """The objective for candidates by job (None: not placed); infinite where they don't fit beside each other."""
-    a, b, g = programme.weights
-    taken = [takes[way] for takes, way in zip(programme.takes, chosen, strict=True) if way is not None]
-    free = programme.free - np.sum(taken, axis=0)
+def cost(program: Programme, chosen: tuple[int | None, ...]) -> float:
+    """The objective for candidates by job (None: not placed); infinite where they don't fit in parallel."""
+    a, b, g = program.weights
+    taken = [takes[way] for takes, way in zip(program.takes, chosen, strict=True) if way is not None]
+    free = program.free - np.sum(taken, axis=0)
     if (free < 0).any():
         return np.inf
-    partly = int(((free > 0) & (free < programme.size)).sum())
+    partly = int(((free > 0) & (free < program.size)).sum())
     y = sum(way is not None for way in chosen[1:])
     return float(a * partly + b * (free.max() - free.min()) - g * y)
 
 
-def least(programme: Programme) -> list[float]:
+def least(program: Programme) -> list[float]:
     """For each candidate of the first job, the least cost with any of the others'."""
-    others = [[None, *range(len(takes))] for takes in programme.takes[1:]]
-    return [min(cost(programme, (way, *rest)) for rest in product(*others)) for way in range(len(programme.takes[0]))]
+    others = [[None, *range(len(takes))] for takes in program.takes[1:]]
+    return [min(cost(program, (way, *rest)) for rest in product(*others)) for way in range(len(program.takes[0]))]
 
 
 @settings(deadline=None)
 @example(  # equally good: who follows takes its second candidate beside the first, its first beside the second
     Programme(np.array([4, 4]), np.array([4, 4]), [np.array([[4, 0], [0, 4]]), np.array([[4, 0], [0, 4]])])
 )
-@given(programmes())
-def test_it_takes_the_first_of_those_that_trying_all_finds_best(programme: Programme) -> None:
-    costs = np.array(least(programme))
-    assert programme.solve() == int((costs <= costs.min() + 1e-7).argmax())
+@given(programs())
+def test_it_takes_the_first_of_those_that_trying_all_finds_best(program: Programme) -> None:
+    costs = np.array(least(program))
+    assert program.solve() == int((costs <= costs.min() + 1e-7).argmax())
 
 
 def the_first(view: View) -> int:
@@ -83,18 +83,18 @@ def test_a_run_under_the_programme_is_whole(learned: str) -> None:
     rng = np.random.default_rng(1)
     sizes = rng.choice([1, 2, 4, 8, 16], 60)
     these = jobs(*zip(np.sort(rng.integers(0, 300, 60)), rng.integers(1, 60, 60), sizes, strict=True))
-    policy = JobPolicy("fifo", "choice", placement="programme", learned=learned)
+    policy = JobPolicy("fifo", "choice", placement="program", learned=learned)
     options = {"choosing": Choosing(the_first, lambda view: -view.age_s) if learned else None}
     record = run(policy, these, nodes=(8, 8, 8, 2, 2), run_options=options)
     assert (record.is_done | record.is_refused).all()
 
 
 def test_a_rule_has_the_programme_by_a_word() -> None:
-    """Nodes of 8 and 2 GPUs, jobs of 2 and 8: `lowest` takes the first for the first job, the programme the other."""
+    """Nodes of 8 and 2 GPUs, jobs of 2 and 8: `lowest` takes the first for the first job, the program the other."""
     these = jobs((0, 100, 2), (1, 100, 8))
     starts_s = {
         placement: seconds(run(JobPolicy("fifo", "choice", placement=placement), these, nodes=(8, 2)).start_ns)
-        for placement in ("lowest", "programme")
+        for placement in ("lowest", "program")
     }
-    assert starts_s == {"lowest": [0, 100], "programme": [0, 1]}
-    assert shown_name(policy_of("smallest-choice-programme")) == "smallest-choice-programme"
+    assert starts_s == {"lowest": [0, 100], "program": [0, 1]}
+    assert shown_name(policy_of("smallest-choice-program")) == "smallest-choice-program"

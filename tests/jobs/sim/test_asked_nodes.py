@@ -75,7 +75,7 @@ def test_more_nodes_than_there_are_are_refused_with_the_reason() -> None:
     assert scheduler.handle(JobArrived(1, 3, 0, nodes=2), 0) == []
 
 
-@pytest.mark.parametrize("name", ["fifo-variability-aware", "fifo-choice-programme"])
+@pytest.mark.parametrize("name", ["fifo-variability-aware", "fifo-choice-program"])
 def test_who_would_choose_nodes_leaves_it_to_the_search(name: str) -> None:
     """One GPU on each of three nodes: then no whole node is left."""
     groups = (NodeGroup(3, 4),)

@@ -102,7 +102,7 @@ def test_the_bounds_are_near_the_best_schedules() -> None:
 
 @pytest.mark.parametrize("is_preemptive", [False, True])
 def test_a_late_burst_has_its_prices(is_preemptive: bool) -> None:
-    """A job at 0 h, 100 of 1 h at 100 h, one GPU: best one after another, 49.0 h in the mean."""
+    """A job at 0 h, 100 of 1 h at 100 h, one GPU: best one after another, 49.0 h on average."""
     hours = one_pool([0.0] + [100.0] * 100, np.ones(101), np.ones(101), of=1)
     bound = lower_bound(hours, is_preemptive, cell_s=1.0)
     assert 40 <= bound.total_s / 101 - 1 <= sum(range(100)) / 101

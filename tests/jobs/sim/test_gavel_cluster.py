@@ -1,7 +1,7 @@
 """Gavel's own simulated cluster: 8 V100, 8 P100 and 8 K80, its throughputs of 26 job types, its law of durations.
 
 Its simulator, at one job in 4,000 s, has mean completion times of 19.6 h first come first served, 12.6 h where that
-knows the types, 18.9 h by least attained service, and 13.1 h where that does. Durations here are drawn anew, and the
+knows the types, 18.9 h by least attained service, and 13.1 h where that does. Durations here are drawn again, and the
 first and the last quarter of the jobs are left out. So it is the ratios that are held, not the hours.
 """
 

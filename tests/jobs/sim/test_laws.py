@@ -137,7 +137,7 @@ class Watched(JobSimulation):
 def watched(name: str, jobs: JobTrace, seed: int) -> tuple[JobsRecord, Watched]:
     params = (
         PARAMS.model_copy(update={"round_s": 80.0}) if name.startswith("gavel") else PARAMS
-    )  # a programme takes milliseconds
+    )  # a program takes milliseconds
     simulation = Watched(cluster_model(seed), JobRun(jobs, policy_of(name, params)))
     record = simulation.run()
     require_sane(record)

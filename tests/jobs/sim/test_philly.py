@@ -1,7 +1,7 @@
 """Microsoft's Philly trace on one pool of 8-GPU nodes: figures that other models of the same rules came to.
 
 The others were quick models apart from this one, without nodes where jobs are preempted. A figure that differs by more
-than a twentieth is not among these; docs/jobs-simulation.md says which do and why.
+than a twentieth is not among these; docs/jobs-simulation.md shows which do and why.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_each_goes_where_it_is_relatively_faster() -> None:
 
 
 def test_pools_in_which_jobs_are_equally_fast_are_one_to_them() -> None:
-    """A cluster in two halves: hardly more stops than in one, though a programme's shares may lie in either."""
+    """A cluster in two halves: hardly more stops than in one, though a program's shares may lie in either."""
     rng = np.random.default_rng(0)
     rows = [(float(at), 100.0 * rng.integers(1, 20), int(rng.choice([1, 1, 2, 4]))) for at in range(0, 20_000, 165)]
     halves, whole = (

@@ -44,7 +44,7 @@ def test_a_node_that_dies_takes_all_its_shares_with_it() -> None:
     scene = jobs((0, 100, 1), (0, 100, 1), **shares(0.5, 0.5))
     record = run("fifo", scene, nodes=(1, 1), outages=(NodeOutage(10 * S, 500 * S, 0),))
     assert record.kills.tolist() == [1, 1]
-    assert seconds(record.end_ns) == [100, 100]  # both go on beside each other on the other node
+    assert seconds(record.end_ns) == [100, 100]  # both go on in parallel on the other node
 
 
 @pytest.mark.parametrize(

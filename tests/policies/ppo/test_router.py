@@ -335,7 +335,7 @@ def test_a_saved_router_decides_as_before(tmp_path: Path, deterministic: bool) -
     ],
 )
 def test_a_router_for_another_cluster_is_refused(tmp_path: Path, config: RouterConfig, words: str) -> None:
-    """The message names the file and says which shape differs, expected against found."""
+    """The message names the file and shows which shape differs, expected against found."""
     router_of(3, True)[1].save(tmp_path / "router.safetensors")
     with pytest.raises(InputError, match=rf"router.safetensors: .*{words}"):
         PPORouter.load(tmp_path / "router.safetensors", config)
@@ -387,7 +387,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_files_that_are_no_router_are_refused(what: str, tmp_path: Path) -> None:
-    """`InputError` each, which says what is wrong."""
+    """`InputError` each, which shows what is wrong."""
     path = tmp_path / "router.safetensors"
     router_of(3, True)[1].save(path)
     spoil, words = SPOILED[what]
