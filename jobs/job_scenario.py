@@ -59,21 +59,21 @@ def read_throughputs(path: Path) -> Table:
 
 def _of_csv(text: str, source: str) -> Table:
     lines = csv.reader(text.splitlines())
-    head = [cell.strip() for cell in next(lines, [])]
-    if len(head) < 2 or head[0] != "job_class" or len(set(head)) < len(head) or not all(head):
-        problem = f"{','.join(head)!r:.80}; it must be `job_class`, and a column for each GPU type"
+    header = [cell.strip() for cell in next(lines, [])]
+    if len(header) < 2 or header[0] != "job_class" or len(set(header)) < len(header) or not all(header):
+        problem = f"{','.join(header)!r:.80}; it must be `job_class`, and a column for each GPU type"
         raise InputError(source, "line 1", problem)
     table: dict[str, Mapping[str, float]] = {}
     for row in lines:
         if not row:
             continue
         key = f"line {lines.line_num}"
-        if len(row) != len(head):
-            raise InputError(source, key, f"has {len(row)} fields; the header has {len(head)}")
+        if len(row) != len(header):
+            raise InputError(source, key, f"has {len(row)} fields; the header has {len(header)}")
         job_class = row[0].strip()
         if job_class in table:
             raise InputError(source, key, f"the class {job_class!r:.80} stands there twice")
-        cells = zip(head[1:], row[1:], strict=True)
+        cells = zip(header[1:], row[1:], strict=True)
         table[job_class] = {kind: _number(cell, source, f"{key}, {kind}") for kind, cell in cells if cell.strip()}
     if not table:
         raise InputError(source, "", "holds no class of jobs; give a row for each")

@@ -233,7 +233,7 @@ def keep(out: Path) -> int:
 def table_of(document: Mapping[str, Any]) -> str:
     """Return each step's prediction next to its result, as Markdown."""
     findings = {(finding["visit"], finding["id"]): finding for finding in document["found"]}
-    head = (
+    header = (
         "Rehearsed on the null CUDA: durations are this machine's, numbers are not a GPU's."
         if document["rehearsal"]
         else f"Measured on {document['stamps'].get('gpu')} at commit {document['stamps'].get('commit', '')[:8]}."
@@ -245,7 +245,7 @@ def table_of(document: Mapping[str, Any]) -> str:
         numbers = "" if finding is None or document["rehearsal"] else _briefly(finding["numbers"])
         took = "" if finding is None else f"{finding['took_s']:.0f}"
         rows.append([f"{step['visit']}: {step['name']}", step["predicted"], result, numbers, took])
-    return f"{head}\n\n{to_markdown(Table(columns('step', 'predicted', 'outcome', 'found', 's'), rows))}"
+    return f"{header}\n\n{to_markdown(Table(columns('step', 'predicted', 'outcome', 'found', 's'), rows))}"
 
 
 def _briefly(numbers: Mapping[str, Any]) -> str:

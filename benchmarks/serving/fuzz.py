@@ -105,8 +105,8 @@ class Fuzz:
     def request(self, body: bytes, token: str = TOKEN, first: str = "", more: str = "") -> bytes:
         """Return a complete request, with its head."""
         first = first or f"POST {self._path}/infer HTTP/1.1"
-        head = f"{first}\r\nhost: x\r\nauthorization: Bearer {token}\r\n{more}content-length: {len(body)}\r\n\r\n"
-        return head.encode("latin-1") + body
+        header = f"{first}\r\nhost: x\r\nauthorization: Bearer {token}\r\n{more}content-length: {len(body)}\r\n\r\n"
+        return header.encode("latin-1") + body
 
     def _head(self, length: int) -> bytes:
         return self.request(b"").replace(b"content-length: 0", f"content-length: {length}".encode())
@@ -122,8 +122,8 @@ class Fuzz:
 
     def _binary(self, value: float, length: str = "") -> bytes:
         data = np.full(prod(self._shape), value, np.float32).tobytes()
-        head = self._json(data=None, parameters={"binary_data_size": len(data)}).replace(b'"data": null, ', b"")
-        return self.request(head + data, more=f"inference-header-content-length: {length or len(head)}\r\n")
+        header = self._json(data=None, parameters={"binary_data_size": len(data)}).replace(b'"data": null, ', b"")
+        return self.request(header + data, more=f"inference-header-content-length: {length or len(header)}\r\n")
 
     def _cut(self) -> Case:
         whole = self.request(self._json())
@@ -131,9 +131,9 @@ class Fuzz:
 
     def _chunks(self) -> Case:
         """Return a body beyond the limit; a client that still sends when it is refused may not receive the reason."""
-        head = self.request(b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+        header = self.request(b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
         chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
-        return Case([head, *[chunk] * self._one_of((1, 1, 1, 1, 20))], is_whole=False)
+        return Case([header, *[chunk] * self._one_of((1, 1, 1, 1, 20))], is_whole=False)
 
     def _altered(self) -> Case:
         whole = bytearray(self.request(self._json()))
@@ -170,8 +170,8 @@ _FIRSTS: Final = (
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Return status and body of one answer; 0 if the connection ends before."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    lines = head.decode("latin-1").split("\r\n")
+    header = await reader.readuntil(b"\r\n\r\n")
+    lines = header.decode("latin-1").split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
     return int(lines[0].split()[1]), await reader.readexactly(int(headers["content-length"]))
 

@@ -141,8 +141,8 @@ def _rival(name: str, stand: Stand, environment: Path) -> Iterator[tuple[Server,
     assert model is not None, "a network runs"
     spec = model.load()[0].spec
     body = stream(1, "load:images").standard_normal(spec.input_shape, np.float32).tobytes()
-    head = "POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\n"
-    requests = [f"{head}content-length: {len(body)}\r\n\r\n".encode() + body]
+    header = "POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\n"
+    requests = [f"{header}content-length: {len(body)}\r\n\r\n".encode() + body]
     with TemporaryDirectory() as folder:
         command: list[Any] = [environment / "bin" / "python", "-m", f"benchmarks.serving.rival_{name}"]
         command += ["--model", model.path.resolve(), "--port", port, "--workers", len(usable_cores())]

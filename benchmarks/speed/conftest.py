@@ -13,8 +13,8 @@ _tables: dict[tuple[str, tuple[str, ...]], Figures] = {}
 
 def pytest_terminal_summary() -> None:
     """Print the tables, in Markdown."""
-    for (title, head), rows in _tables.items():
-        show(title, head, rows)
+    for (title, header), rows in _tables.items():
+        show(title, header, rows)
 
 
 @pytest.fixture(scope="module")

@@ -77,10 +77,10 @@ def machine() -> str:
     return f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
 
 
-def show(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def show(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; numbers get three significant digits."""
     print(f"\n{title}\n{machine()}\n")
-    table = Table(*head, box=box.MARKDOWN)
+    table = Table(*header, box=box.MARKDOWN)
     for row in rows:
         table.add_row(*map(_cell, row))
     Console(width=240).print(table)

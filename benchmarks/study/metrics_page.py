@@ -36,7 +36,7 @@ def _table(measures: Iterable[Measure], prefix: str = "") -> str:
 
 def _shown_as(measure: Measure) -> str:
     """Return its title, and the short column head if it has one."""
-    short = "" if measure.head == measure.title else f" ({measure.head})"
+    short = "" if measure.header == measure.title else f" ({measure.header})"
     return f"{measure.title}{short} {measure.unit}".strip()
 
 

@@ -40,7 +40,7 @@ def render(template: str, **facts: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"number": number, "change": change, "yes": yes, "row": table_row, "head": table_head}
+    environment.filters |= {"number": number, "change": change, "yes": yes, "row": table_row, "header": table_header}
     rows = {name: rows_of(each) if isinstance(each, pd.DataFrame) else each for name, each in facts.items()}
     return environment.get_template(template).render(**rows)
 
@@ -88,7 +88,7 @@ def table_row(cells: Iterable[Any]) -> str:
     return f"| {' | '.join(str(NONE if cell is None else cell) for cell in cells)} |"
 
 
-def table_head(heads: Sequence[str]) -> str:
+def table_header(heads: Sequence[str]) -> str:
     """Return the first two lines of a Markdown table."""
     return f"{table_row(heads)}\n{table_row(['---'] * len(heads))}"
 

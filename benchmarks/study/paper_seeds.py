@@ -18,7 +18,7 @@ import pandas as pd
 
 import slimsched
 from benchmarks.marked import commit_here
-from benchmarks.study.pages import number, rows_of, table_head, table_row, yes
+from benchmarks.study.pages import number, rows_of, table_header, table_row, yes
 from benchmarks.study.paper import HEAVY, RELAXED, PaperRow
 from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.experiment.scenario_building import load_experiment
@@ -127,7 +127,7 @@ def _asked(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series[bool]]]:
 def text(frame: pd.DataFrame) -> str:
     """Return the frame and its checks as Markdown, with the command and the commit."""
     heads = ["router", "seed", "latency (std), ms", "energy (std), J", "accuracy %", "latency against random"]
-    lines = [table_head([*heads, "against staying put"])]
+    lines = [table_header([*heads, "against staying put"])]
     for row in rows_of(frame):
         seed = "" if row["seed"] is None else f"{row['seed']:.0f}"
         stems = (("latency", "ms"), ("energy", "j"))
@@ -135,7 +135,7 @@ def text(frame: pd.DataFrame) -> str:
         changes = [(row["latency_against_random_pct"], 2), (row["latency_against_staying_pct"], 1)]
         cells = ["" if change is None else f"{number(change, digits, signed=True)} %" for change, digits in changes]
         lines.append(table_row([row["router"], seed, *spread, number(row["accuracy_pct"], 2), *cells]))
-    lines += ["", table_head(["asked", "trainings that have it", "all", "seeds that miss it"])]
+    lines += ["", table_header(["asked", "trainings that have it", "all", "seeds that miss it"])]
     for check in checks(frame):
         missed = ", ".join(f"{seed:.0f}" for seed in check["missed"])
         reached = f"{check['reached']} of {check['of']}"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import slimsched.jobs
 from benchmarks.marked import commit_here
-from benchmarks.study.pages import change, number, rows_of, table_head, table_row
+from benchmarks.study.pages import change, number, rows_of, table_header, table_row
 from jobs.job_scenario import read_case, read_scenario
 from jobs.learning.scoring_network import NamedPolicy, read_learned
 from jobs.learning.training import BASELINES, DRAWS, LENGTH, BootstrapMean, Windows, judge, mean_of
@@ -72,11 +72,11 @@ def ratio_pct(own_s: Numbers, given_s: Numbers) -> BootstrapMean:
 
 def text(frame: pd.DataFrame) -> str:
     """Return the frame as Markdown, with the command and the commit."""
-    lines = [table_head(["policy", "seed", "mean wait (95 %), s", f"against `{GIVEN}` (95 %)"])]
+    lines = [table_header(["policy", "seed", "mean wait (95 %), s", f"against `{GIVEN}` (95 %)"])]
     for row in rows_of(frame):
         wait = f"{number(row['wait_s'], 0)} ({number(row['wait_s_low'], 0)} to {number(row['wait_s_high'], 0)})"
         lines.append(table_row([row["policy"], row["seed"] or "", wait, change(row, "change_pct")]))
     one = frame.iloc[0]
     command = f"python -m benchmarks rltune {one['scenario']} --epochs {one['epochs']} --episodes {one['episodes']}"
-    head = f"`{command}` at commit {commit_here()[:8]}; all {one['windows']} later windows of {LENGTH} jobs:"
-    return "\n".join([head, "", *lines])
+    header = f"`{command}` at commit {commit_here()[:8]}; all {one['windows']} later windows of {LENGTH} jobs:"
+    return "\n".join([header, "", *lines])

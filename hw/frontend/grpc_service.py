@@ -93,13 +93,13 @@ def read_call(message: Any, size_bytes: int, served: Served) -> Request:
     if not raw and size_bytes > JSON_BYTES:
         problem = f"{size_bytes} bytes without raw_input_contents, expected at most {JSON_BYTES}; send the image there"
         raise RequestError(problem, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-    head = Infer(
+    header = Infer(
         [Input(each.name, list(each.shape), each.datatype, _parameters(each)) for each in message.inputs],
         message.id,
         _parameters(message) | {"binary_data_output": bool(raw)},
         [Output(output.name, _parameters(output)) for output in message.outputs],
     )
-    return request_of(head, lambda datatype, values: _values(message, datatype, values), served)
+    return request_of(header, lambda datatype, values: _values(message, datatype, values), served)
 
 
 def _parameters(message: Any) -> dict[str, Any]:

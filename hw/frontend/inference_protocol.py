@@ -104,7 +104,7 @@ class Served:
 
 
 class Input(msgspec.Struct):
-    """A tensor's head, and its values if they are JSON."""
+    """A tensor's header, and its values if they are JSON."""
 
     name: str
     shape: list[int]
@@ -189,14 +189,16 @@ def read_request(body: bytes, header: str | None, served: Served) -> Request:
     if length > JSON_BYTES:
         raise RequestError(f"{length} bytes of JSON, expected at most {JSON_BYTES}; send the image as binary data", 413)
     try:
-        head = _decoder.decode(memoryview(body)[:length])
+        json_header = _decoder.decode(memoryview(body)[:length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not an inference request: {error}") from None
-    return request_of(head, lambda *layout: _values(head.inputs[0], memoryview(body)[length:], *layout), served)
+    return request_of(
+        json_header, lambda *layout: _values(json_header.inputs[0], memoryview(body)[length:], *layout), served
+    )
 
 
-def request_of(head: Infer, values: Values, served: Served) -> Request:
-    """Build a request whose head is parsed.
+def request_of(json_header: Infer, values: Values, served: Served) -> Request:
+    """Build a request whose header is parsed.
 
     Args:
         values: returns those of its tensor, of a datatype and number; may raise `RequestError`.
@@ -204,16 +206,19 @@ def request_of(head: Infer, values: Values, served: Served) -> Request:
     Raises:
         RequestError: it is not a valid request for this model.
     """
-    if [each.name for each in head.inputs] != [INPUT]:
-        raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, expected one, {INPUT!r}")
-    tensors: list[Input | Output] = [*head.inputs, *head.outputs]
+    if [each.name for each in json_header.inputs] != [INPUT]:
+        raise RequestError(f"inputs: found {[each.name for each in json_header.inputs]!r:.80}, expected one, {INPUT!r}")
+    tensors: list[Input | Output] = [*json_header.inputs, *json_header.outputs]
     for tensor in tensors:
         if unknown := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
             expected = " or ".join(_TENSOR_PARAMETERS)
             raise RequestError(f"{tensor.name:.40}.parameters: found {unknown[0]!r:.40}, expected {expected}")
-    images = _images(head.inputs[0], values, served)
-    timeout_ns, service_class = _timeout_ns(head.parameters.get("timeout")), _service_class(head.parameters, served)
-    return Request(head.id, images, _outputs(head, served), timeout_ns, service_class)
+    images = _images(json_header.inputs[0], values, served)
+    timeout_ns, service_class = (
+        _timeout_ns(json_header.parameters.get("timeout")),
+        _service_class(json_header.parameters, served),
+    )
+    return Request(json_header.id, images, _outputs(json_header, served), timeout_ns, service_class)
 
 
 def _images(tensor: Input, values: Values, served: Served) -> NDArray[np.float32]:
@@ -269,10 +274,10 @@ def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -
         raise RequestError(f"{INPUT}.data: holds a number that is too large") from None
 
 
-def _outputs(head: Infer, served: Served) -> dict[str, bool]:
+def _outputs(json_header: Infer, served: Served) -> dict[str, bool]:
     """Return the requested outputs; all of them if none is named."""
-    every = head.parameters.get("binary_data_output") is True
-    outputs = {output.name: output.parameters.get("binary_data", every) is True for output in head.outputs}
+    every = json_header.parameters.get("binary_data_output") is True
+    outputs = {output.name: output.parameters.get("binary_data", every) is True for output in json_header.outputs}
     for name in outputs:
         if name not in served.outputs:
             raise RequestError(f"outputs: found {name!r:.40}, expected {', '.join(served.outputs)}")
@@ -328,10 +333,10 @@ def write_answer(request: Request, answers: Sequence[Answer], served: Served) ->
         else:
             output["data"] = values.ravel().tolist()
         outputs.append(output)
-    head = {"model_name": served.name, "model_version": answers[0].version, "outputs": outputs}
+    json_header = {"model_name": served.name, "model_version": answers[0].version, "outputs": outputs}
     if request.identity:
-        head["id"] = request.identity
-    body = encode(head)
+        json_header["id"] = request.identity
+    body = encode(json_header)
     return (body + b"".join(tail), len(body)) if tail else (body, None)
 
 

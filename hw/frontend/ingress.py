@@ -70,7 +70,7 @@ class IngressSpec:
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's connection, whose request's head must come in time and be short.
+    """A client's connection, whose request's header must come in time and be short.
 
     Errors have the protocol's form, not uvicorn's.
 
@@ -83,7 +83,7 @@ class _Connection(HttpToolsProtocol):
     leave: Callable[[], None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a head."""
+        """Start to wait for a header."""
         super().connection_made(transport)
         self.limit_concurrency = None  # uvicorn's answer has a different form
         self._begin_head()
@@ -136,8 +136,8 @@ class _Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer data that are not HTTP."""
         body = error_body(msg)
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        header = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(header.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
 
 

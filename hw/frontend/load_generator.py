@@ -216,7 +216,7 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
     for _ in range(_REQUESTS):
         image = rng.standard_normal((load.images, prod(shape)), np.float32).tobytes()
         tensor = {"name": "image", "datatype": "FP32", "shape": [load.images, *shape]}
-        head = msgspec.json.encode(
+        json_header = msgspec.json.encode(
             {
                 "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
                 "outputs": [
@@ -228,11 +228,11 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
         headers = {
             "host": at.netloc,
             **_authorization(load.token),
-            "inference-header-content-length": str(len(head)),
-            "content-length": str(len(head) + len(image)),
+            "inference-header-content-length": str(len(json_header)),
+            "content-length": str(len(json_header) + len(image)),
         }
         lines = "".join(f"{header}: {value}\r\n" for header, value in headers.items())
-        requests.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + head + image)
+        requests.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + json_header + image)
     return requests
 
 

@@ -1,9 +1,9 @@
 """The log of a server that runs for days: segments on disk, each of which replays alone.
 
-A segment is a file of frames, each a length and that number of bytes of compressed msgpack. The first is its head, with
-a snapshot of the router's core; the others hold the core's steps since then; one without steps ends it. A full disk or
-a kill may cut off the last frame only. A thread compresses and writes, so the router never waits for the disk. Nothing
-that is read can execute code.
+A segment is a file of frames, each a length and that number of bytes of compressed msgpack. The first is its header,
+with a snapshot of the router's core; the others hold the core's steps since then; one without steps ends it. A full
+disk or a kill may cut off the last frame only. A thread compresses and writes, so the router never waits for the disk.
+Nothing that is read can execute code.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class LogBounds:
         return round(min(900.0, self.age_s / 16) * NS_PER_S)
 
 
-class SegmentHead(msgspec.Struct, frozen=True):
-    """The head of a segment.
+class SegmentHeader(msgspec.Struct, frozen=True):
+    """The header of a segment.
 
     Attributes:
         served: when the command began to serve (UTC, ISO 8601): segments of one command continue each other.
@@ -78,7 +78,7 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_head_of = msgspec.msgpack.Decoder(SegmentHead).decode
+_header_of = msgspec.msgpack.Decoder(SegmentHeader).decode
 _steps_of = msgspec.msgpack.Decoder(list[_Step]).decode
 _END: Final = _ARRAY + bytes(4)  # no steps
 
@@ -143,7 +143,7 @@ class _File:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            if not self.bytes:  # it has no head
+            if not self.bytes:  # it has no header
                 self._path.unlink()
 
 
@@ -238,8 +238,8 @@ class SegmentLog:
         self._framed_ns = self._now_ns
         self._until_ns = self._now_ns + self._bounds.segment_ns
         self._file = _File(self._folder, self._bounds)
-        head = SegmentHead(_SCHEMA, self._served, _now(), self._core.config, self._core.snapshot())
-        self._queue(self._file, _encoder.encode(head))
+        header = SegmentHeader(_SCHEMA, self._served, _now(), self._core.config, self._core.snapshot())
+        self._queue(self._file, _encoder.encode(header))
 
     def _end(self) -> None:
         if self._file is not None:
@@ -270,17 +270,17 @@ class Segment:
     """A segment for reading.
 
     Raises:
-        InputError: it has no head.
+        InputError: it has no header.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.head = _head_of(next(_frames(path), b""))
+            self.header = _header_of(next(_frames(path), b""))
         except (msgspec.DecodeError, zlib.error) as error:
             raise self._damage(error) from None
-        if self.head.schema != _SCHEMA:
-            raise InputError(str(path), "schema", f"expected {_SCHEMA!r} (found {self.head.schema!r:.80})")
+        if self.header.schema != _SCHEMA:
+            raise InputError(str(path), "schema", f"expected {_SCHEMA!r} (found {self.header.schema!r:.80})")
 
     @property
     def is_whole(self) -> bool:
@@ -292,9 +292,9 @@ class Segment:
 
     def core(self) -> RouterCore:
         """Return the core as it was when the segment began; raises `InputError` if its snapshot is not valid."""
-        core = RouterCore(self.head.router)
+        core = RouterCore(self.header.router)
         try:
-            core.resume(self.head.snapshot)
+            core.resume(self.header.snapshot)
         except msgspec.DecodeError as error:
             raise self._damage(error) from None
         return core

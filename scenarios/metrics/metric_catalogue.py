@@ -19,7 +19,7 @@ class Measure:
         name: with the unit of what is stored, as documents call it: `latency_p99_s`.
         keys: where it lies in a result: `("latency_s", "p99")`.
         title: in a sentence, or along an axis: `p99 latency`.
-        head: above a column, where short words must do: `p99`.
+        header: above a column, where short words must do: `p99`.
         meaning: a sentence or two for `docs/metrics.md`.
         unit: of what is shown; `scale`: what is shown over what is stored.
         digits: shown after the point; None for three digits that count, wherever the point is.
@@ -30,7 +30,7 @@ class Measure:
     name: str
     keys: tuple[str, ...]
     title: str
-    head: str
+    header: str
     meaning: str
     unit: str = ""
     scale: float = 1.0
@@ -56,17 +56,17 @@ class Measure:
         return value
 
 
-def _percent(name: str, title: str, head: str, meaning: str, **options: Any) -> Measure:
-    return Measure(name, (name,), title, head, meaning, unit="%", scale=100, digits=2, **options)
+def _percent(name: str, title: str, header: str, meaning: str, **options: Any) -> Measure:
+    return Measure(name, (name,), title, header, meaning, unit="%", scale=100, digits=2, **options)
 
 
-def _latency(key: str, title: str, head: str, meaning: str) -> Measure:
+def _latency(key: str, title: str, header: str, meaning: str) -> Measure:
     keys = ("latency_s", key)
-    return Measure(f"latency_{key}_s", keys, title, head, meaning, unit="ms", scale=1000, digits=2, better="lower")
+    return Measure(f"latency_{key}_s", keys, title, header, meaning, unit="ms", scale=1000, digits=2, better="lower")
 
 
-def _joules(name: str, path: str, title: str, head: str, unit: str, meaning: str) -> Measure:
-    return Measure(name, tuple(path.split(".")), title, head, meaning, unit=unit, digits=None, better="lower")
+def _joules(name: str, path: str, title: str, header: str, unit: str, meaning: str) -> Measure:
+    return Measure(name, tuple(path.split(".")), title, header, meaning, unit=unit, digits=None, better="lower")
 
 
 def _rate(name: str, meaning: str, better: Literal["higher"] | None = "higher") -> Measure:
@@ -83,8 +83,10 @@ def _share(key: str, meaning: str, better: Literal["higher", "lower"]) -> Measur
     return Measure(name, keys, f"images {key}", key, meaning, unit="%", scale=100, digits=2, better=better)
 
 
-def _attainment(name: str, key: str, title: str, head: str, meaning: str) -> Measure:
-    return Measure(name, ("slo_attainment", key), title, head, meaning, unit="%", scale=100, digits=1, better="higher")
+def _attainment(name: str, key: str, title: str, header: str, meaning: str) -> Measure:
+    return Measure(
+        name, ("slo_attainment", key), title, header, meaning, unit="%", scale=100, digits=1, better="higher"
+    )
 
 
 def _seconds(name: str, title: str, meaning: str) -> Measure:
@@ -164,8 +166,8 @@ MEASURES: Final[Mapping[str, Measure]] = {measure.name: measure for measure in _
 """All of a result, in the order of a comparison's keys."""
 
 
-def _of_server(name: str, head: str, meaning: str, **options: Any) -> Measure:
-    return Measure(name, (name,), head, head, meaning, **options)
+def _of_server(name: str, header: str, meaning: str, **options: Any) -> Measure:
+    return Measure(name, (name,), header, header, meaning, **options)
 
 
 OF_SERVERS: Final = (

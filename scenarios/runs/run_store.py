@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from hw.frontend.log_segments import Segment, SegmentHead, segments_in
+from hw.frontend.log_segments import Segment, SegmentHeader, segments_in
 from kit.documents import told_of, write_json, write_text
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import atomic_path, require_file
@@ -234,10 +234,10 @@ def replay_served(folder: RunFolder) -> dict[str, ReplayedRun]:
         InputError: one is damaged.
     """
     logs, problems = list[ReplayedLog](), list[str]()
-    before: SegmentHead | None = None  # of the next one, as the one before has left the core
+    before: SegmentHeader | None = None  # of the next one, as the one before has left the core
     for path in segments_in(folder / SERVED):
         segment, steps = Segment(path), 0
-        head, core = segment.head, segment.core()
+        head, core = segment.header, segment.core()
         if before is not None and before.served == head.served and before.snapshot != head.snapshot:
             problems.append(f"{SERVED}/{path.name}: it begins with another core than the segment before has left")
 
@@ -279,7 +279,7 @@ def _arrivals_ns(folder: RunFolder) -> Iterator[int]:
     """Yield arrivals by the clock of the last `serve`; segments of others have separate clocks."""
     logged = [Segment(path) for path in segments_in(folder / SERVED)]
     for segment in logged:
-        if segment.head.served == logged[-1].head.served:
+        if segment.header.served == logged[-1].header.served:
             yield from (step.now_ns for step in segment.steps() if isinstance(step.event, RequestArrived))
 
 

@@ -37,10 +37,10 @@ def check_table(profile: Profile, checked: Sequence[CheckedMetric]) -> Table:
 
     errors = (Column("error", "%", 1), Column("largest", "%", 1), Column("bias", "%", 1, signed=True))
     allowed = (Column("95 % of it"), Column("allowed", "%", 1), Column("allowed bias", "%", 1))
-    head = [Column("checked"), Column("measured"), *errors, *allowed, Column("verdict", is_text=True)]
+    header = [Column("checked"), Column("measured"), *errors, *allowed, Column("verdict", is_text=True)]
     vague = [each for each in checked if not is_narrow(each) and not each.not_judged]
     notes = lines_of("check", "notes", profile, checked, vague, holds(checked), is_judged(checked))
-    return Table(head, [_row(each) for each in checked if each.pairs], notes=notes)
+    return Table(header, [_row(each) for each in checked if each.pairs], notes=notes)
 
 
 def _row(metric: CheckedMetric) -> list[Cell]:
@@ -87,8 +87,8 @@ def described(profile: Profile) -> str:
     """Describe all of a profile but its curves."""
     stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
     disturbed = unreliable(profile) or profile.device.stamps.get(DISTURBED, "")
-    head = f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.origin}"
-    parts = [f"{head}\n{to_text([facts(lines_of('profile', 'facts', profile, stamps, disturbed))])}"]
+    header = f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.origin}"
+    parts = [f"{header}\n{to_text([facts(lines_of('profile', 'facts', profile, stamps, disturbed))])}"]
     if profile.provenance == Provenance.DATASHEET:
         parts.append(f"{PROMISES_NOTHING}.")
     return to_text([*parts, *tables_of(profile)])
@@ -101,7 +101,7 @@ def tables_of(profile: Profile) -> list[Table]:
 
 def error_table(profile: Profile) -> Table:
     """Return how far each quantity of the profile may be off."""
-    percents = (Column(head, "%", 2) for head in ("median", "mean", "90th percentile", "largest"))
+    percents = (Column(header, "%", 2) for header in ("median", "mean", "90th percentile", "largest"))
     rows = [
         [of.metric, of.kind, of.median_abs_pct, of.mean_abs_pct, of.p90_abs_pct, of.max_abs_pct, of.points]
         for of in profile.errors
@@ -130,7 +130,7 @@ MAX_UNMETERED: Final = 0.01  # of the time: a run's first moments, before a sens
 
 def format_result(result: Result) -> str:
     """Format one run: its numbers, then its servers."""
-    head = say("run", "head", result)
+    header = say("run", "header", result)
     few, many = unserved_lines([(result["router"], "", served([result]))])
     late, cpu = result["lateness_s"], result["cpu"]
     lines = lines_of(
@@ -146,7 +146,7 @@ def format_result(result: Result) -> str:
     downtimes = downtime_table([(f"{result['mode']}, seed {result['seed']}", result)])
     classes = classes_table(result["slo"], [((), result.get("classes", {}))])
     tables = [*([classes] if classes else []), servers_table(result), *([downtimes] if downtimes else [])]
-    return to_text([f"{head}\n{to_text([facts(lines)])}", *tables])
+    return to_text([f"{header}\n{to_text([facts(lines)])}", *tables])
 
 
 def servers_table(result: Result) -> Table:
@@ -164,9 +164,9 @@ def format_score(score: Score | ClustersScore) -> str:
 
 def format_cluster(checked: CheckedCluster) -> str:
     """Format tables, then a line for each thing that does not fit, or that all does."""
-    head = [Column(name, is_text=True) for name in ("host", "servers", "devices", "python", "torch", "code")]
-    head += [Column("cores"), Column("memory free", "GB", 1, 1 / GB), Column("disk free", "GB", 1, 1 / GB)]
-    tables = [Table(head, [_host(host) for host in checked.hosts], "Hosts")]
+    header = [Column(name, is_text=True) for name in ("host", "servers", "devices", "python", "torch", "code")]
+    header += [Column("cores"), Column("memory free", "GB", 1, 1 / GB), Column("disk free", "GB", 1, 1 / GB)]
+    tables = [Table(header, [_host(host) for host in checked.hosts], "Hosts")]
     if checked.measured is not None:
         tables += _between(checked.measured)
     return "\n".join([to_text(tables), *lines_of("check", "cluster", checked)])
@@ -228,18 +228,29 @@ def format_load(document: Mapping[str, Any]) -> str:
     """Format one row: what was offered, what was answered and how soon, and what was not."""
     latencies = [Column(name, "ms", 1, 1e3) for name in ("mean", "p50", "p99", "max")]
     fates = ("answered", "refused", "late", "unanswered")
-    head = [Column("offered", "img/s", 1), Column("goodput", "img/s", 1), *latencies]
-    head += [Column("answered"), Column("refused", "429"), Column("late", "504"), Column("unanswered"), Column("other")]
-    head += [Column("lag p99", "ms", 1, 1e3)]
+    header = [Column("offered", "img/s", 1), Column("goodput", "img/s", 1), *latencies]
+    header += [
+        Column("answered"),
+        Column("refused", "429"),
+        Column("late", "504"),
+        Column("unanswered"),
+        Column("other"),
+    ]
+    header += [Column("lag p99", "ms", 1, 1e3)]
     row = [document[name] for name in ("offered_img_s", "goodput_img_s")]
-    row += [document["latency_s"][latency.head] for latency in latencies]
+    row += [document["latency_s"][latency.header] for latency in latencies]
     other = document["requests"] - sum(document[name] for name in fates)
     row += [*(document[name] for name in fates), other, document["lag_p99_s"]]
     of_classes = [
-        [name, *(metrics["latency_s"][latency.head] for latency in latencies), metrics["answered"], metrics["requests"]]
+        [
+            name,
+            *(metrics["latency_s"][latency.header] for latency in latencies),
+            metrics["answered"],
+            metrics["requests"],
+        ]
         for name, metrics in document.get("classes", {}).items()
     ]
-    tables = [Table(head, [row], f"{document['requests']} requests of {document['images']} to {document['url']}")]
+    tables = [Table(header, [row], f"{document['requests']} requests of {document['images']} to {document['url']}")]
     if of_classes:
         tables.append(Table([Column("class"), *latencies, Column("answered"), Column("requests")], of_classes))
     return to_text(tables)

@@ -40,7 +40,7 @@ def comparison_table(comparison: ComparisonDocument) -> Table:
     measures = [*promised, *served_measures(served.values()), *COMPARED]
     changes_head, changes = _changes(comparison)
     fronts_head, fronts = _fronts(comparison) if len(compared) > 1 else ([], {})
-    head = [Column("router"), *(column(measure, measure.title, _origin(measure, comparison)) for measure in measures)]
+    header = [Column("router"), *(column(measure, measure.title, _origin(measure, comparison)) for measure in measures)]
     rows = [
         [
             _name(row),
@@ -64,7 +64,7 @@ def comparison_table(comparison: ComparisonDocument) -> Table:
         signs=signature_lines(comparison),
     )  # fmt: skip
     return Table(
-        [*head, *changes_head, *fronts_head],
+        [*header, *changes_head, *fronts_head],
         rows,
         f"{comparison['scenario']} ({provenance(comparison)})",
         [*notes, *decisions_text(comparison["own_decision_s"]), *few],
@@ -101,12 +101,12 @@ def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, lis
     bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]
     for row in comparison["rows"]:
         positions_of = {cost: of[row["router"]] for cost, of in positions.items() if row["router"] in of}
-        unbeaten = ", ".join(cost.head for cost, position in positions_of.items() if position["on_front"])
+        unbeaten = ", ".join(cost.header for cost, position in positions_of.items() if position["on_front"])
         gaps = [positions_of[cost]["gap_pct"] if cost in positions_of else None for cost in bounded]
         cells[row["router"]] = [unbeaten or NONE, *gaps]
     meaning = "The costs at which no other router is as accurate for less."
-    head = [Column("unbeaten at", is_text=True, meaning=meaning)]
-    return [*head, *(Column(f"{cost.head} over bound", "%", 0, signed=True) for cost in bounded)], cells
+    header = [Column("unbeaten at", is_text=True, meaning=meaning)]
+    return [*header, *(Column(f"{cost.header} over bound", "%", 0, signed=True) for cost in bounded)], cells
 
 
 _MEAN = "mean / p99 latency, in ms"
@@ -117,10 +117,10 @@ def suite_table(score: SuiteScore, entrant: str) -> Table:
     """Return a row a case: the bound, the two rivals, the entrant, and its p99 against theirs."""
     rules = [name for name in score.published if name != COMPASS]
     rivals = [name for name in (COMPASS, "") if name != entrant]  # "": the best published rule of the case
-    head = [Column("case"), Column("accuracy", "%", 2, 100), Column("bound", "ms", None, 1e3)]
-    head += [Column(name or "best rule", "ms", is_text=True, meaning=_MEAN) for name in rivals]
-    head += [Column(entrant, "ms", is_text=True, meaning=_MEAN)]
-    head += [Column(f"p99 against {name or 'best rule'}", "%", is_text=True) for name in rivals]
+    header = [Column("case"), Column("accuracy", "%", 2, 100), Column("bound", "ms", None, 1e3)]
+    header += [Column(name or "best rule", "ms", is_text=True, meaning=_MEAN) for name in rivals]
+    header += [Column(entrant, "ms", is_text=True, meaning=_MEAN)]
+    header += [Column(f"p99 against {name or 'best rule'}", "%", is_text=True) for name in rivals]
     rows = []
     for case in score.cases:
         opponents = [name or case.best(rules) or "" for name in rivals]
@@ -133,7 +133,9 @@ def suite_table(score: SuiteScore, entrant: str) -> Table:
             _figures(case, entrant),
             *(_change(equal, case.routers.get(name)) for name in opponents),
         ])  # fmt: skip
-    return Table(head, rows, f"{entrant}: latencies at equal accuracy, simulated", list(_notes(score, entrant, rules)))
+    return Table(
+        header, rows, f"{entrant}: latencies at equal accuracy, simulated", list(_notes(score, entrant, rules))
+    )
 
 
 def _figures(case: Case, name: str, *, is_named: bool = False) -> str:

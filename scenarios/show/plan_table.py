@@ -50,18 +50,18 @@ def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> lis
 
 def servers_table(plan: Plan) -> Table:
     """Return what the choice has each server do."""
-    head = [Column("server"), Column("device", is_text=True), Column("of the passes", "%", 1, 100)]
-    head += [Column("busy", "%", 1, 100), Column("power", "W", 0), Column("mean batch", "", 1)]
+    header = [Column("server"), Column("device", is_text=True), Column("of the passes", "%", 1, 100)]
+    header += [Column("busy", "%", 1, 100), Column("power", "W", 0), Column("mean batch", "", 1)]
     widths = "of its passes" if any(each.names for each in plan.servers) else "mean width, by segment"
-    head.append(Column(widths, is_text=True))
+    header.append(Column(widths, is_text=True))
     if any(each.working_set for each in plan.servers):
-        head.append(Column("holds", is_text=True, meaning="The instances that its memory is to hold together."))
+        header.append(Column("holds", is_text=True, meaning="The instances that its memory is to hold together."))
     rows: list[list[Cell]] = []
     for server in plan.servers:
         row: list[Cell] = [server.server, server.device, server.share, server.utilization, server.mean_power_w]
         row += [server.mean_batch, _widths(server), working_set_text(server)]
-        rows.append(row[: len(head)])
-    return Table(head, rows, f"{plan.choice}: what each server does")
+        rows.append(row[: len(header)])
+    return Table(header, rows, f"{plan.choice}: what each server does")
 
 
 def _widths(server: PlannedServer) -> str:
@@ -83,9 +83,9 @@ def working_set_text(server: PlannedServer) -> str:
 
 def routers_table(plan: Plan) -> Table:
     """Return all that was tried, by descending sustained rate."""
-    head = [Column("router"), Column("sustains", "images/s", 0), Column("of that, least", "", 0)]
-    head += [Column("and most", "", 0), Column("J/image there"), Column("p99 here", "ms", 2, 1000)]
-    head += [Column("accuracy here", "%", 2, 100), Column("J/image here"), Column("kept here")]
+    header = [Column("router"), Column("sustains", "images/s", 0), Column("of that, least", "", 0)]
+    header += [Column("and most", "", 0), Column("J/image there"), Column("p99 here", "ms", 2, 1000)]
+    header += [Column("accuracy here", "%", 2, 100), Column("J/image here"), Column("kept here")]
     rows: list[list[Cell]] = []
     for router in sorted(plan.routers, key=lambda router: -router.sustained.mean_img_s if router.sustained else 0.0):
         rate, outcome = router.sustained, router.outcome
@@ -93,4 +93,4 @@ def routers_table(plan: Plan) -> Table:
         reached = [outcome.latency_p99_s, outcome.accuracy, outcome.energy_per_image_j]
         rows.append([router.router, *sustained, *reached, "yes" if outcome.keeps else "no"])
     notes = ["Who sustains nothing (-) keeps what is asked at no rate."]
-    return Table(head, rows, "routers: what they sustain, and what they reach under the scenario's load", notes)
+    return Table(header, rows, "routers: what they sustain, and what they reach under the scenario's load", notes)

@@ -125,8 +125,8 @@ def served_of(row: Mapping[str, Any]) -> Served:
 
 def downtime_table(runs: Iterable[tuple[str, Result]]) -> Table | None:
     """Return when a server was down, in which run (each with what distinguishes it), and why; None if none was."""
-    head = [Column("server"), *(Column(name, is_text=True) for name in ("router", "which run", "cause"))]
-    head += [Column("down at", "s", 2), Column("up at", "s", 2)]
+    header = [Column("server"), *(Column(name, is_text=True) for name in ("router", "which run", "cause"))]
+    header += [Column("down at", "s", 2), Column("up at", "s", 2)]
     rows = [
         [
             restart["server"],
@@ -139,7 +139,7 @@ def downtime_table(runs: Iterable[tuple[str, Result]]) -> Table | None:
         for run, result in runs
         for restart in result["restarts"]
     ]
-    return Table(head, rows, "servers that were down") if rows else None
+    return Table(header, rows, "servers that were down") if rows else None
 
 
 def signature_lines(comparison: ComparisonDocument) -> list[str]:
@@ -152,13 +152,13 @@ _ACCURACY, _P99 = MEASURES["expected_accuracy"], MEASURES["latency_p99_s"]
 
 
 def classes_table(
-    slo: SloDocument | None, rows: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], *heads: str, title: str = ""
+    slo: SloDocument | None, rows: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], *headers: str, title: str = ""
 ) -> Table | None:
-    """Return a line for each class of each row: the router (under `heads`), and its `classes`; None without classes."""
+    """Return a line for each class of each row: the router (under `headers`), and its `classes`; None without classes."""
     promised = {} if slo is None else slo.get("classes", {})
     if not promised:
         return None
-    columns = [*(Column(head, is_text=True) for head in heads), Column("class", is_text=True)]
+    columns = [*(Column(header, is_text=True) for header in headers), Column("class", is_text=True)]
     columns += [column(_ACCURACY, "floor"), column(_P99, "p99 limit"), *map(column, OF_CLASSES)]
     cells = [
         [*names, name, promise["floor"], promise["p99_limit_s"], *(each.of(classes[name]) for each in OF_CLASSES)]

@@ -104,14 +104,14 @@ def _of_simulation(comparison: ComparisonDocument) -> Table:
     rows = comparison["rows"]
     last = ATTAINMENT[0] if slo_measures(comparison["slo"]) else _THROUGHPUT
     measures = [_P99, accuracy_measure(rows), _ENERGY, _MEAN, last]
-    head = [Column("router"), *(column(measure, measure.title) for measure in measures)]
+    header = [Column("router"), *(column(measure, measure.title) for measure in measures)]
     cells = [[flagged(row["router"], row["is_flagged"]), *(measure.of(row) for measure in measures)] for row in rows]
     if comparison["pareto"]["bounds"].get(_MEAN.name):
         gaps = {row["router"]: row["gap_pct"] for row in comparison["pareto"]["fronts"][_MEAN.name]}
-        head[-1] = Column(f"{_MEAN.head} over bound", "%", 0, signed=True)
+        header[-1] = Column(f"{_MEAN.header} over bound", "%", 0, signed=True)
         cells = [[*values[:-1], gaps.get(row["router"])] for values, row in zip(cells, rows, strict=True)]
     title = f"{comparison['scenario']}, simulated ({provenance(comparison)}; {_seeds(rows)})"
-    return Table(head, cells, title, marks=places(comparison, None))
+    return Table(header, cells, title, marks=places(comparison, None))
 
 
 def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -126,8 +126,8 @@ def _of_both_sides(comparison: ComparisonDocument | None, validation: Validation
     judged = {} if ranking is None else {each.router: each.accuracy for each in ranking.judged}
     accuracies = {**long_run_accuracies(comparison), **judged}
     accuracy = replace(column(_ACCURACY, "accuracy"), meaning=_LONG_RUN)
-    head = [Column("router"), accuracy, *prediction_columns(_P99, "p99")[:2], Column("inside", is_text=True)]
-    head.append(column(_P99, "p99 of all seeds") if long else Column("p99 error", "%", 1, signed=True))
+    header = [Column("router"), accuracy, *prediction_columns(_P99, "p99")[:2], Column("inside", is_text=True)]
+    header.append(column(_P99, "p99 of all seeds") if long else Column("p99 error", "%", 1, signed=True))
     rows: list[list[Cell]] = []
     for router in dict.fromkeys([*long, *real]):
         row, long_row = real.get(router), long.get(router)
@@ -137,4 +137,4 @@ def _of_both_sides(comparison: ComparisonDocument | None, validation: Validation
         rows.append([name, accuracies.get(router), *prediction_cells(row, _P99), last])
     title = f"{validation['scenario']}: {title_at_middle(validation)}"
     title += f", {_seeds([*long.values()])} simulated" if long else ""
-    return Table(head, rows, title, marks=places(comparison, validation))
+    return Table(header, rows, title, marks=places(comparison, validation))

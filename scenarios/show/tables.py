@@ -108,7 +108,7 @@ class Column:
         meaning: of its numbers; provenance: the weakest origin of them. A page shows both on the head.
     """
 
-    head: str
+    header: str
     unit: str = ""
     digits: int | None = None
     scale: float = 1.0
@@ -120,7 +120,7 @@ class Column:
     @property
     def title(self) -> str:
         """Head and unit."""
-        return f"{self.head} {self.unit}".strip()
+        return f"{self.header} {self.unit}".strip()
 
     def text(self, value: Cell) -> str:
         """Return a cell's text: `-` for none, and for an estimate its mean and half-width."""
@@ -157,15 +157,15 @@ class Table:
         object.__setattr__(self, "rows", texts)
 
 
-def column(measure: Measure, head: str = "", provenance: str = "") -> Column:
+def column(measure: Measure, header: str = "", provenance: str = "") -> Column:
     """Return the column of a measure, as the catalogue heads it or under another head."""
     number_format = measure.unit, measure.digits, measure.scale
-    return Column(head or measure.head, *number_format, meaning=measure.meaning, provenance=provenance)
+    return Column(header or measure.header, *number_format, meaning=measure.meaning, provenance=provenance)
 
 
-def columns(*heads: str) -> list[Column]:
+def columns(*headers: str) -> list[Column]:
     """Return columns with nothing but a head."""
-    return [Column(head) for head in heads]
+    return [Column(header) for header in headers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +229,16 @@ def _blocks(table: Table, width: int) -> list[Grid]:
 
     First heads are broken, then words, which take a share of the line at most; numbers are whole.
     """
-    heads = [column.title for column in table.columns]
-    cells = [max([1, *(cell_len(visible(row[index])) for row in table.rows)]) for index in range(len(heads))]
+    headers = [column.title for column in table.columns]
+    cells = [max([1, *(cell_len(visible(row[index])) for row in table.rows)]) for index in range(len(headers))]
     are_words = [index == 0 or column.is_text for index, column in enumerate(table.columns)]
-    widths = [max(cell_len(head), cell) for head, cell in zip(heads, cells, strict=True)]
-    if sum(widths) + GAP * (len(heads) - 1) > width:
-        widths = [max([cell, *map(cell_len, head.split())]) for head, cell in zip(heads, cells, strict=True)]
+    widths = [max(cell_len(header), cell) for header, cell in zip(headers, cells, strict=True)]
+    if sum(widths) + GAP * (len(headers) - 1) > width:
+        widths = [max([cell, *map(cell_len, header.split())]) for header, cell in zip(headers, cells, strict=True)]
     longest = int(NAME_SHARE * width)
     least = [min(wide, longest) if is_words else wide for wide, is_words in zip(widths, are_words, strict=True)]
     blocks, room = [[0]], width - least[0]
-    for index in range(1, len(heads)):
+    for index in range(1, len(headers)):
         if GAP + least[index] > room and len(blocks[-1]) > 1:
             blocks.append([0])
             room = width - least[0]
@@ -249,7 +249,7 @@ def _blocks(table: Table, width: int) -> list[Grid]:
         grids.append(Grid(box=_RULED, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0)))
         for index in block:
             style: Any = {"overflow": "fold"} if are_words[index] else {"justify": "right", "width": widths[index]}
-            grids[-1].add_column(heads[index], **style)
+            grids[-1].add_column(headers[index], **style)
         for row in table.rows:
             grids[-1].add_row(*(Text(visible(row[index])) for index in block))
     return grids
@@ -260,6 +260,6 @@ def _blocks(table: Table, width: int) -> list[Grid]:
 
 def to_markdown(table: Table) -> str:
     """Format a pipe table; a `|` in a cell would end it, so it becomes `/`."""
-    lines = [[head.title for head in table.columns], ["---"] * len(table.columns), *table.rows]
+    lines = [[header.title for header in table.columns], ["---"] * len(table.columns), *table.rows]
     texts = [[cell.replace("|", "/").replace(PLUS_MINUS, " ± ") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in texts)

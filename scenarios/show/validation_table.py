@@ -52,7 +52,7 @@ class _Disturbance:
     """
 
     key: Literal["background_load", "lateness_s", "cpu"]
-    head: str
+    header: str
     share: Callable[[Any], float]
     limit: float
     flag: str
@@ -128,8 +128,8 @@ def _all_rows(validation: ValidationDocument) -> list[AnyRow]:
 def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """Return columns of what was measured, and each row's cells of them."""
     measured = [each for each in _DISTURBANCES if any(row[each.key] for row in rows)]
-    head = [Column(each.head, "%", meaning=each.meaning) for each in measured]
-    return head, [[each.text(row[each.key]) for each in measured] for row in rows]
+    header = [Column(each.header, "%", meaning=each.meaning) for each in measured]
+    return header, [[each.text(row[each.key]) for each in measured] for row in rows]
 
 
 def errors_tables(validation: ValidationDocument) -> list[Table]:
@@ -143,26 +143,26 @@ def errors_tables(validation: ValidationDocument) -> list[Table]:
 def _errors_table(rows: Sequence[Row], title: str) -> Table:
     slowed = any(map(_is_slowed, rows))
     served_head, served_cells = _served_columns(rows)
-    head = [Column("router"), *served_head]
+    header = [Column("router"), *served_head]
     for measure in PREDICTED:
-        head += prediction_columns(measure, measure.title)
+        header += prediction_columns(measure, measure.title)
     background_head, background_cells = _disturbances(rows)
-    head += [*([Column("device slowdown", "", 2)] if slowed else []), *background_head]
+    header += [*([Column("device slowdown", "", 2)] if slowed else []), *background_head]
     measures = [each for each in VALIDATED if any(row["error_pct"].get(each.stem) is not None for row in rows)]
-    head += [Column(f"{measure.title} error", "%", 1, signed=True, meaning=measure.meaning) for measure in measures]
+    header += [Column(f"{measure.title} error", "%", 1, signed=True, meaning=measure.meaning) for measure in measures]
     body = []
     for row, served, background in zip(rows, served_cells, background_cells, strict=True):
         predicted = [cell for measure in PREDICTED for cell in prediction_cells(row, measure)]
         slowdown = [row["slowdown"]] if slowed else []
         errors = [row["error_pct"].get(measure.stem) for measure in measures]
         body.append([_name(row), *served, *predicted, *slowdown, *background, *errors])
-    return Table(head, body, title, *_unserved_lines(rows))
+    return Table(header, body, title, *_unserved_lines(rows))
 
 
 def prediction_columns(measure: Measure, name: str) -> list[Column]:
     """Return columns of what was predicted, what was measured, and how many values are inside."""
-    head = [column(measure, f"{name} {kind}") for kind in ("predicted", "measured")]
-    return [*head, Column(f"{name} inside", is_text=True)]
+    header = [column(measure, f"{name} {kind}") for kind in ("predicted", "measured")]
+    return [*header, Column(f"{name} inside", is_text=True)]
 
 
 def prediction_cells(row: Row | None, measure: Measure) -> list[str]:
@@ -194,8 +194,8 @@ def _name(row: AnyRow) -> str:
 def _served_columns(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """Return how much simulation and executors served of what arrived: the columns, and each row's cells."""
     measures = served_measures(row["served"][side] for row in rows for side in SIDES)
-    head = [Column(f"{measure.head} sim./exec.", measure.unit, meaning=measure.meaning) for measure in measures]
-    return head, [[_both(row, measure) for measure in measures] for row in rows]
+    header = [Column(f"{measure.header} sim./exec.", measure.unit, meaning=measure.meaning) for measure in measures]
+    return header, [[_both(row, measure) for measure in measures] for row in rows]
 
 
 def _both(row: AnyRow, measure: Measure) -> str:
@@ -228,16 +228,16 @@ def saturation_tables(validation: ValidationDocument) -> list[Table]:
         return []
     served_head, served_cells = _served_columns(rows)
     background_head, background_cells = _disturbances(rows)
-    head = [Column("router"), *served_head, Column("arriving", "images/s", 0), column(_THROUGHPUT, "simulated")]
-    head += [column(_THROUGHPUT, "on executors"), Column("error", "%", 1, signed=True), Column("allowed")]
-    head += [Column("kept up", is_text=True), *background_head]
+    header = [Column("router"), *served_head, Column("arriving", "images/s", 0), column(_THROUGHPUT, "simulated")]
+    header += [column(_THROUGHPUT, "on executors"), Column("error", "%", 1, signed=True), Column("allowed")]
+    header += [Column("kept up", is_text=True), *background_head]
     body = []
     for row, served, background in zip(rows, served_cells, background_cells, strict=True):
         figures = row["rate_img_s"], row["simulated_img_s"], row["hardware_img_s"], row["error_pct"]
         allowed = _allowed(row["target_pct"], row["met"])
         body.append([_name(row), *served, *figures, allowed, _kept_up(row), *background])
     title = _titled("saturated: arrivals just above capacity", validation)
-    return [Table(head, body, title, *_unserved_lines(rows))]
+    return [Table(header, body, title, *_unserved_lines(rows))]
 
 
 def _kept_up(row: SaturatedRow) -> str:

@@ -113,7 +113,7 @@ def say(macro: str, *facts: Any) -> str:
 def _columns(table: str) -> dict[str, Any]:
     """Return, by head, what a row has there, as a function of the row's facts."""
     cells = strict.mapping(read_text(TABLES), "tables.yaml")[table]
-    return {head: _templates().compile_expression(cell, undefined_to_none=False) for head, cell in cells.items()}
+    return {header: _templates().compile_expression(cell, undefined_to_none=False) for header, cell in cells.items()}
 
 
 def _table(name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str] = (), **heads: str) -> Table:
@@ -124,7 +124,7 @@ def _table(name: str, rows: Iterable[Row], title: str = "", notes: Iterable[str]
     """
     cells = _columns(name)
     written = [[str(cell(row)) for cell in cells.values()] for row in rows]
-    shown = columns(*(head.format(**heads).rstrip() for head in cells))
+    shown = columns(*(header.format(**heads).rstrip() for header in cells))
     return Table(shown, written, title=title, notes=list(filter(None, notes)))
 
 
@@ -140,8 +140,10 @@ def imported_text(imported: Imported, log: Path, out: Path) -> str:
     """Describe what was read, left out and noted, and the trace's path."""
     stats = imported.stats
     reasons = [
-        _table("reasons", rows, head=head)
-        for head, rows in zip(("left out", "kept, but"), itemgetter("left_out", "noted")(stats.document()), strict=True)
+        _table("reasons", rows, header=header)
+        for header, rows in zip(
+            ("left out", "kept, but"), itemgetter("left_out", "noted")(stats.document()), strict=True
+        )
         if rows
     ]
     return to_text([say("imported", imported, log, out), *reasons, *(f"note: {text}" for text in stats.messages)])
@@ -151,8 +153,8 @@ def summary_text(trace: Row, name: str) -> str:
     """Describe a trace in tables."""
     kinds = (("users", "user"), ("vcs", "vc"), ("gpu_types", "GPU type"), ("statuses", "status"))
     groups = [
-        _table("groups", trace[key][:MAX_ROWS], notes=_first(trace[key], "more with less"), head=head)
-        for key, head in kinds
+        _table("groups", trace[key][:MAX_ROWS], notes=_first(trace[key], "more with less"), header=header)
+        for key, header in kinds
         if [row["name"] for row in trace[key]] not in ([""], ["unknown"])  # all the same, and uninformative
     ]
     predicted = _table("prediction", trace["prediction"], notes=[say("prediction")])
@@ -295,14 +297,14 @@ def _groups(comparison: Row) -> list[Table]:
     """Return mean waits by size and by virtual cluster, and the shares of jobs that wait less or more than before."""
     base, others = comparison["baseline"], [row for row in comparison["policies"] if "groups" in row]
     tables = []
-    for kind, head, title in (("size", "GPUs", "size"), ("vc", "VC", "virtual cluster")):
+    for kind, header, title in (("size", "GPUs", "size"), ("vc", "VC", "virtual cluster")):
         by_policy = [{group["name"]: group for group in row["groups"] if group["kind"] == kind} for row in others]
         names = list(by_policy[0]) if by_policy else []
         if names:
             rows = [_group_row(name, by_policy) for name in names[:MAX_ROWS]]
             note = f"Mean wait; in brackets the share of jobs that wait less, and more, than under {base}."
             notes = [note, *_first(names, "more with fewer jobs")]
-            heads = columns(head, "jobs", base, *(row["policy"] for row in others))
+            heads = columns(header, "jobs", base, *(row["policy"] for row in others))
             tables.append(Table(heads, rows, f"Who wins and who loses, by {title}", notes))
     return tables
 
@@ -345,9 +347,9 @@ def validation_text(document: Row) -> str:
     rows = [[kind, *map(time_text, document[f"{kind}_s"].values())] for kind in ("simulated", "recorded")]
     notes = [say("error", document), say("closeness", document)]
     tables = [Table(columns("wait", *document["simulated_s"]), rows, notes=notes)]
-    for kind, head in (("size", "GPUs"), ("vc", "VC")):
+    for kind, header in (("size", "GPUs"), ("vc", "VC")):
         groups = [group for group in document["groups"] if group["kind"] == kind][:MAX_ROWS]
-        tables += [_table("near", groups, head=head)] if groups else []
+        tables += [_table("near", groups, header=header)] if groups else []
     return to_text([say("validation_head", document), *tables])
 
 

@@ -595,8 +595,8 @@ def _judged(candidate: NamedPolicy, file: Path, later: Windows, starts: Sequence
         "windows": len(starts),
         "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }
-    head = f"written: {file}\n{len(starts)} later windows of {later.length} jobs, above it: than {candidate.name}"
-    return CommandResult(document, f"{head}\n\n{table_of(waits, candidate.name)}")
+    header = f"written: {file}\n{len(starts)} later windows of {later.length} jobs, above it: than {candidate.name}"
+    return CommandResult(document, f"{header}\n\n{table_of(waits, candidate.name)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ scenarios

@@ -110,7 +110,7 @@ def test_what_came_to_the_last_server_is_a_trace(tmp_path: Path, steps: list[Log
         server = Server(tmp_path, age_s=16 * 0.1)
         server.serve(steps[: len(steps) - left_out])
         server.log.close()
-    assert len({segment.head.served for segment in logged(tmp_path)}) == 2
+    assert len({segment.header.served for segment in logged(tmp_path)}) == 2
     came_ns = [step.now_ns for step in steps[:-20] if isinstance(step.event, RequestArrived)]
     assert write_arrivals(folder, trace) == (len(came_ns), (came_ns[-1] - came_ns[0]) / 1e9)
     assert read_trace(trace, "time_s").tolist() == [at_ns / 1e9 for at_ns in came_ns]

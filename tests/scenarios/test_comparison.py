@@ -52,7 +52,7 @@ def test_without_the_baseline_there_is_no_change() -> None:
     assert found["rows"][0]["latency_change_pct"] == {"mean": None, "ci95": None}
     table = comparison_table(found)
     assert [row[0] for row in table.rows] == ["jsq"]
-    assert not [column for column in table.columns if "change" in column.head]
+    assert not [column for column in table.columns if "change" in column.header]
     assert table.base is None
 
 
@@ -68,7 +68,7 @@ def test_an_accuracy_that_nobody_measured_is_said() -> None:
     found = compare_results(runs)
     assert found["accuracy_provenance"] == "paper"
     assert comparison_table(found).title == "toy (datasheet; accuracy: paper)"
-    provenance = {column.head: column.provenance for column in comparison_table(found).columns}
+    provenance = {column.header: column.provenance for column in comparison_table(found).columns}
     assert (provenance["accuracy"], provenance["mean latency"]) == ("paper", "datasheet")
     assert comparison_table(compare_results(runs[:1])).title == "toy (datasheet)"
 

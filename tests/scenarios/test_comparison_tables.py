@@ -59,7 +59,7 @@ def test_what_a_user_feels_is_first_then_means(slo: Slo, heads: list[str], told:
     """What is kept where something is promised, in a comparison, on its page and in a single run; two parts of two."""
     found = promised(slo)
     table = comparison_table(compare_results([found]))
-    titles = [column.head for column in table.columns]
+    titles = [column.header for column in table.columns]
     assert titles == ["router", *heads, "images completed", *FELT, "p99 change", "energy change", "latency change"]
     if slo.p99_limit_s is not None:
         assert table.rows[0][1 : 1 + len(heads)] == [ATTAINMENTS[head] for head in heads]
@@ -74,7 +74,7 @@ def test_what_a_user_feels_is_first_then_means(slo: Slo, heads: list[str], told:
 def cells_of(comparison: ComparisonDocument) -> dict[str, dict[str, str]]:
     """By router and head."""
     table = comparison_table(comparison)
-    return {row[0]: dict(zip((column.head for column in table.columns), row, strict=True)) for row in table.rows}
+    return {row[0]: dict(zip((column.header for column in table.columns), row, strict=True)) for row in table.rows}
 
 
 def test_changes_have_their_sign_and_their_interval(compared: ComparisonDocument) -> None:

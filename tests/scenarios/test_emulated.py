@@ -137,7 +137,8 @@ def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
     found = validate_results(runs, Provenance.EMULATED)
     tables = [*errors_tables(found), *saturation_tables(found)]
     cells = [
-        [line[[column.head for column in table.columns].index("ends late")] for line in table.rows] for table in tables
+        [line[[column.header for column in table.columns].index("ends late")] for line in table.rows]
+        for table in tables
     ]
     assert cells == [["9"], ["20 late"]]
     assert "Late: in rows that the report flags `late`" in format_summary(None, found)

@@ -313,7 +313,7 @@ def late(p99_s: float, **place: Any) -> ValidationRun:
 def cell_of(table: Table, head: str) -> str:
     """What its only row has under a head."""
     (row,) = table.rows
-    return str(row[[column.head for column in table.columns].index(head)])
+    return str(row[[column.header for column in table.columns].index(head)])
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,8 @@ def shown_tables(result: Result) -> list[Table]:
 
 def test_every_column_is_explained_and_no_other(result: Result) -> None:
     """By the catalogue's titles and heads, or where the page explains columns; there `...` stands for one."""
-    heads = {found.head for table in shown_tables(result) for found in table.columns}
-    measures = {name for of in (*MEASURES.values(), *OF_SERVERS) for name in (of.head, of.title)}
+    heads = {found.header for table in shown_tables(result) for found in table.columns}
+    measures = {name for of in (*MEASURES.values(), *OF_SERVERS) for name in (of.header, of.title)}
     patterns = explained("Columns of the tables")
     others = heads - measures - {"router", "server", *(name.replace("_", " ") for name in STAGES)}
     used = {head: {name for name in names_of(head, measures) if name in patterns} for head in others}
@@ -147,5 +147,5 @@ def test_what_a_measure_is_called_tells_where_it_lies(result: Result) -> None:
 def test_no_two_columns_of_a_table_have_one_head(result: Result) -> None:
     """But for those that belong to the column before them."""
     for table in shown_tables(result):
-        titles = [found.title for found in table.columns if found.head not in ("allowed", "change")]
+        titles = [found.title for found in table.columns if found.header not in ("allowed", "change")]
         assert len(titles) == len(set(titles)), table.title

@@ -123,7 +123,7 @@ def test_a_comparison_has_the_mark() -> None:
     runs = [result(router, seed=seed, failed=of, latency_s=1 + seed) for router, of in (("random", 5), ("shedder", 50))
             for seed in (0, 1)]  # fmt: skip
     first = comparison_table(compare_results(runs))
-    heads = [column.head for column in first.columns]
+    heads = [column.header for column in first.columns]
     assert heads[:4] == ["router", "images completed", "images failed", "p99 latency"]
     assert [row[:3] for row in first.rows] == [
         ["random", "99.50 +-0.00", "0.50 +-0.00"],
@@ -144,7 +144,7 @@ def test_where_everybody_is_marked_nobody_wins() -> None:
     assert found["hypervolume"] == {}
     assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: there is no winner."
     assert comparison_table(found).base == "random !"
-    heads = [column.head for column in comparison_table(found).columns]
+    heads = [column.header for column in comparison_table(found).columns]
     assert heads[1:4] == ["images completed", "images unfinished", "images failed"]
     trade_off_chart(found)
 
