@@ -207,7 +207,7 @@ class Pair:
     Attributes:
         load: as a share of the cluster's capacity; `rate_img_s`: in images a second. None: the scenario's own.
         repeat: of how many on the same arrivals, counted from 0.
-        error_pct: by measure (`latency_mean`, `latency_p99` ...): 100 (simulated - hardware) / hardware; None if it
+        error_pct: by measure (`latency_mean`, `latency_p99` ...): 100 (simulated - executors) / executors; None if it
             means nothing.
     """
 

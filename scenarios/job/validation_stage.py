@@ -110,7 +110,7 @@ class _UnfinishedError(Exception):
 
 
 def warn_of_another_stack(run: Run, experiment: Experiment) -> None:
-    """Warn of a profile measured elsewhere, before hardware is run: it may be good enough."""
+    """Warn of a profile measured elsewhere, before executors run: it may be good enough."""
     servers = run.scenario.cluster.named_servers
     for server, profile in zip(servers, experiment.profiles, strict=True):
         if server.shares_device_with is None and server.emulated is None:

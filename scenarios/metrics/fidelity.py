@@ -99,7 +99,7 @@ class ValidationRun(TypedDict):
 
 
 class PairDocument(TypedDict):
-    """One run in simulation and on executors; errors are 100 (simulated - hardware) / hardware, null if meaningless.
+    """One run in simulation and on executors; errors are 100 (simulated - executors) / executors, null if meaningless.
 
     `simulated` is one run, which replays the devices' slowdowns if they are known; `predicted` are the ranges of
     many, which draw them.
@@ -335,7 +335,7 @@ def results_in(validation: ValidationDocument) -> list[Result]:
 
 
 def reference_img_s(saturated: Iterable[ValidationRun]) -> float:
-    """Return the rate that all routers sustain: the lowest throughput of any of them on the saturated hardware."""
+    """Return the rate that all routers sustain: the lowest throughput of any of them on saturated executors."""
     return min(run["executors"]["throughput_img_s"] for run in saturated)
 
 

@@ -1,6 +1,6 @@
 """Charts of results and of learning, drawn by matplotlib.
 
-Every axis states its unit. A router has the same color in every chart; hardware is dashed, simulation solid. Names are
+Every axis states its unit. A router has the same color in every chart; executors are dashed. Names are
 drawn as they are: matplotlib parses none as a formula, and omits none from a legend for its first characters.
 
 Learning curves (`save_curves`) are of one run folder's trainings, or of several folders' in one chart.

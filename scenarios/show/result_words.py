@@ -154,7 +154,7 @@ _ACCURACY, _P99 = MEASURES["expected_accuracy"], MEASURES["latency_p99_s"]
 def classes_table(
     slo: SloDocument | None, rows: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], *headers: str, title: str = ""
 ) -> Table | None:
-    """Return a line for each class of each row: the router (under `headers`), and its `classes`; None without classes."""
+    """Return a line for each class of each row: the router (under `headers`), its `classes`; None without classes."""
     promised = {} if slo is None else slo.get("classes", {})
     if not promised:
         return None

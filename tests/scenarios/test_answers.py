@@ -50,7 +50,7 @@ def validation(
     odd: float = 0.0,
     half: float = 0.06,
 ) -> ValidationDocument:
-    """Of (router, simulated, hardware, accuracy) with repeats of one seed; `odd` moves every second router's against
+    """Of (router, simulated, executors, accuracy) with repeats of one seed; `odd` moves every second router's against
     the others'. Predicted are latencies within a share `half` of the simulated one."""
     runs: list[ValidationRun] = []
     for number, (router, simulated_s, hardware_s, top1) in enumerate(found):

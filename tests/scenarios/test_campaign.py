@@ -154,7 +154,7 @@ def test_loads_are_shares_of_what_the_slowest_router_carries(experiment: Experim
 
 
 def test_a_saturated_run_is_saturated_but_not_flooded(experiment: Experiment, slower: Experiment) -> None:
-    """the executors' backlog grows, but not by much; hardware 10 % slower is found to be so."""
+    """the executors' backlog grows, but not by much; executors 10 % slower are found to be so."""
     _, found, _, _ = made(experiment, slower, plan(experiment, ("jsq", "sticky"), loads=(0.3,)))
     for each in found[:2]:
         growth = each.run["backlog_growth"]

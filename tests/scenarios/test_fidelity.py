@@ -79,7 +79,7 @@ def spanning(low: float, median: float, high: float) -> Ranges:
 
 
 def test_errors_are_relative_to_hardware() -> None:
-    """100 (simulated - hardware) / hardware, with its sign."""
+    """100 (simulated - executors) / executors, with its sign."""
     found = validated(pair("a", 0.9, 1.0))["pairs"][0]
     assert found["error_pct"]["latency_mean"] == pytest.approx(-10)
     assert found["error_pct"]["energy_per_image"] == 0.0
@@ -262,7 +262,7 @@ def test_saturated_throughput() -> None:
     assert table.rows == [
         ["a", "100.00/100.00", "500", "203.0", "200.0", "+1.5", "2.0 met", ""],
         ["b", "100.00/100.00", "500", "230.0", "200.0", "+15.0", "2.0 missed", "not saturated: simulated"],
-        ["c", "100.00/100.00", "500", "200.0", "200.0", "+0.0", "2.0", "not saturated: simulated, hardware"],
+        ["c", "100.00/100.00", "500", "200.0", "200.0", "+0.0", "2.0", "not saturated: simulated, executors"],
     ]
     assert any("single run" in note for note in validation_notes(found))
 
@@ -381,7 +381,7 @@ def test_the_middle_load_is_one_of_them(loads: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "simulated, hardware, is_named", [(16, 16, False), (16, 31, True), (20, 19, False), (3, 0, True)]
+    "simulated, executors, is_named", [(16, 16, False), (16, 31, True), (20, 19, False), (3, 0, True)]
 )
 def test_loads_that_the_other_side_did_not_have_are_named(simulated: int, executors: int, is_named: bool) -> None:
     """Something else was served there; a tenth apart is the timing of a server that is short of memory."""

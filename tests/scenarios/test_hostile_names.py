@@ -162,7 +162,7 @@ def test_a_picture_of_names_that_no_file_may_hold_is_whole(chart: str) -> None:
     """Long ones go on in the next line; the SVG can be read; what can't be seen is written out."""
     name = EVIL * 3
     texts = drawn(of_routers((name, "b"))[chart])
-    assert max(map(len, texts)) <= charts.LINE + len(", hardware")
+    assert max(map(len, texts)) <= charts.LINE + len(", executors")
     assert SEEN * 3 in "".join(texts)
 
 

@@ -217,7 +217,7 @@ def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
         "give more time (deadline_s), switch shed off, or lower the rate. Everything else is kept"
     )
     with pytest.raises(
-        WorkError, match=r"'a' completed nothing \(hardware, seed 0\): no image arrived; give duration_s"
+        WorkError, match=r"'a' completed nothing \(executors, seed 0\): no image arrived; give duration_s"
     ):
         require_completed([summary(record(), router="a", mode="executors", **WINDOW)])
 
