@@ -307,7 +307,7 @@ def test_whether_waits_can_be_believed(waits: float | None, refused: int, said: 
 def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "capacity", "s.yaml", "--wait", "10m"]) == 0
     said = capsys.readouterr().out
-    assert "small, fifo: carries a load of" in said
+    assert "small, fifo: sustains a load of" in said
     assert "This is of this one log; other weeks may need more." in said
     assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--by", "nodes", "--of", "p90"]) == 0
     said = capsys.readouterr().out

@@ -216,7 +216,7 @@ def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:
     other = flagged(tmp_path)
     write_text(other / "profiles" / "a.yaml", (folder / "profiles" / "a.yaml").read_text(encoding="utf-8"))
     page = build_report(other).read_text(encoding="utf-8")
-    assert "Not in this run folder: routers in simulation; simulation beside executors" in page
+    assert "Not in this run folder: routers in simulation; simulation and executors" in page
     assert "Figure 3" in page
 
 

@@ -201,7 +201,7 @@ def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
     assert [row[0] for row in table.rows] == ["a", "b !"]
     assert [row["met"] for row in found["saturated"]] == [True, None]
     assert [row[2] for row in table.rows] == ["20.00/21.00", "0.00/21.00"]
-    assert "mark nobody" in table.notes[-1]
+    assert "flag no router" in table.notes[-1]
 
 
 # ------------------------------------------------------------------------------------------------ nothing was completed
