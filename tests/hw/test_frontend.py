@@ -296,7 +296,7 @@ def test_a_token_has_no_more_inside_than_it_may(frontend: Frontend) -> None:
         frontend.until_inside(2)
         status, headers, answer = frontend.infer(IMAGES[:2], by_modest)
         assert (status, headers["retry-after"]) == (429, "1")
-        assert answer == {"error": "full: 2 images of this token are inside, expected 3"}
+        assert answer == {"error": "full: 2 images of this token are inside, expected at most 3"}
         inside.append(clients.submit(frontend.infer, IMAGES[:9]))
         frontend.until_inside(11)
         frontend.gate.open()

@@ -304,7 +304,7 @@ def test_no_more_are_let_in_than_fit(frontend: Frontend, channel: grpc.Channel) 
         by_modest = clients.submit(call, channel, "ModelInfer", MODEST, **asked(IMAGES[:3]))
         frontend.until_inside(23)
         told = refusal(channel, "ModelInfer", MODEST, **asked(ONE))
-        assert told == ("RESOURCE_EXHAUSTED", "full: 3 images of this token are inside, expected 3", "1000")
+        assert told == ("RESOURCE_EXHAUSTED", "full: 3 images of this token are inside, expected at most 3", "1000")
         frontend.gate.open()
         assert inside.result()[0] == 200
         assert len(by_modest.result().outputs) == 3

@@ -55,7 +55,7 @@ def test_the_size_is_asked_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     with path.open("wb") as file:
         file.truncate(10**12)
-    with pytest.raises(InputError, match=r"has 1,000,000 MB; expected 256"):
+    with pytest.raises(InputError, match=r"has 1,000,000 MB; expected at most 256"):
         read_bytes(path)
 
 

@@ -53,7 +53,7 @@ def test_interrupted_it_goes_on_from_the_log(model: Path, tmp_path: Path) -> Non
     os.kill(begun.pid, signal.SIGINT)
     _, rest = begun.communicate(timeout=60)
     assert begun.returncode == 130
-    assert "the same command goes on" in rest
+    assert "the same command resumes" in rest
     assert "Traceback" not in rest
     kept = log.read_text().splitlines()
     assert all(json.loads(line) for line in kept)

@@ -28,7 +28,7 @@ from slimsched import cli
         (OSError(28, "No space left on device"), 1, "No space left"),
         (OSError(28, "No space left on device", "a\nb.json"), 1, "a\\nb.json: No space left"),
         (MemoryError(), 1, "too large for this machine (out of memory)"),
-        (KeyboardInterrupt(), 130, "goes on from what is finished"),
+        (KeyboardInterrupt(), 130, "the same command resumes"),
     ],
 )
 def test_an_error_is_one_line(error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,8 +52,8 @@ def test_an_unknown_error_is_no_ones_mistake() -> None:
     ("command", "said"),
     [
         (["simulate", "x.yaml"], "nothing of it is kept"),
-        (["compare", "x.yaml"], "goes on from what is finished"),
-        (["calibrate", "--model", "x"], "goes on from what is finished"),
+        (["compare", "x.yaml"], "the same command resumes"),
+        (["calibrate", "--model", "x"], "the same command resumes"),
     ],
 )
 def test_only_who_resumes_says_so(

@@ -109,7 +109,7 @@ def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
     monkeypatch.setattr(run_store, "MAX_VALUES", 10)
-    with pytest.raises(InputError, match=r"11 rows of 1 columns; expected 10 values"):
+    with pytest.raises(InputError, match=r"11 rows of 1 columns; expected at most 10 values"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": [1, None], "status": ["a", "b"]}), path)
     assert read_table(path, "arrived_ns", "status") == {"arrived_ns": [1, None], "status": ["a", "b"]}

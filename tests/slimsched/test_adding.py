@@ -171,7 +171,7 @@ def test_names_carry_their_kind_on_and_forms_and_options_stand_behind_them() -> 
         (f'nets:Net {{"depth": {"9" * 200}}}', "at most 200 characters"),
         (",".join(f"nets:Net{number}" for number in range(63)), "name 1 to 62 networks"),
         ("nets:Net,others:Net", "named twice"),
-        ("nets:Net,others:Wide", "nets:Net, others:Wide: a family has one class of your own"),
+        ("nets:Net,others:Wide", "nets:Net, others:Wide: a family has at most one custom class"),
     ],
 )
 def test_what_names_no_networks_is_refused(text: str, problem: str) -> None:

@@ -173,7 +173,7 @@ def test_an_item_may_be_added_to_a_list(scenario: Path) -> None:
         ({"cluster.servers.3": {"name": "third"}}, "cluster.servers.3: no such item; .* a whole one at 2 is added"),
         ({"duration_s.x": 1}, "duration_s.x: duration_s is 1 and no section"),
         ({"workload.rate_img_s": float("nan")}, "workload.*rate_img_s"),
-        ({"workload.rate_img_s": object()}, "no plain number"),
+        ({"workload.rate_img_s": object()}, "not a plain number"),
     ],
 )
 def test_a_change_that_is_none_is_told(scenario: Path, changes: dict[str, Any], problem: str) -> None:
