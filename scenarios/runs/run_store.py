@@ -42,7 +42,7 @@ INCARNATIONS_FILE: Final = "incarnations.json"
 CORES_FILE: Final = "cores.json"
 LONGEST_LINE: Final = 50_000_000  # characters of a log's step
 _SCHEMA: Final = "slimsched.incarnations/1"
-_INCARNATION_FILES: Final = "events-*-epoch*.jsonl.gz"
+_INCARNATION_FILES: Final = "events-*-incarnation*.jsonl.gz"
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # data of another form
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -62,7 +62,7 @@ class StoredEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def file(self) -> str:
         """Its log."""
-        return f"events-{self.name}-epoch{self.incarnation}.jsonl.gz"
+        return f"events-{self.name}-incarnation{self.incarnation}.jsonl.gz"
 
     @classmethod
     def of(cls, log: WorkerLog, record: RunRecord) -> StoredEpoch:

@@ -63,7 +63,7 @@ def _replay(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int,
 
 
 def _incarnation_file(number: int) -> str:
-    return f"events-{NAMES[number]}-epoch1.jsonl.gz"
+    return f"events-{NAMES[number]}-incarnation1.jsonl.gz"
 
 
 def test_every_log_comes_back(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
