@@ -22,28 +22,21 @@ Made from the functions of `slimsched` by `python -m benchmarks.study.commands_p
 
 Every command also takes:
 
-| argument | meaning |
-|---|---|
-| `-h`, `--help` | print this help. |
-| `--json FILE` | write the result as JSON there; `-`: standard output. |
-| `-q`, `--quiet` | print results and errors only. |
-| `--no-own-code` | refuse to run a custom module:Class (also by SLIMSCHED_NO_OWN_CODE=1 in the environment). |
+- `-h`, `--help`: print this help.
+- `--json FILE`: write the result as JSON there; `-`: standard output.
+- `-q`, `--quiet`: print results and errors only.
+- `--no-own-code`: refuse to run a custom module:Class (also by SLIMSCHED_NO_OWN_CODE=1 in the environment).
 
 Results go to standard output, the rest to standard error. The exit code is 0 for success, 1 if the work failed, 2 if an
 input is wrong, and 130 after Ctrl-C.
 
-| command | does |
-|---|---|
 """
 _PAGE: Final = re.compile(r"docs/([\w-]+)\.md")
 
 
 def commands_markdown() -> str:
-    """Return the whole page: a list of all commands, then a section each."""
-    texts = {name: text for name, (_, text) in cli.COMMANDS.items()}
-    rows = [f"| [`slimsched {name}`](#slimsched-{name.replace(' ', '-')}) | {text} |" for name, text in texts.items()]
-    sections = [_section(name) for name in texts]
-    return _HEAD + "\n".join([*rows, "", *sections])
+    """Return the whole page: a section for each command."""
+    return _HEAD + "\n".join(map(_section, cli.COMMANDS))
 
 
 def _section(name: str) -> str:
@@ -51,7 +44,7 @@ def _section(name: str) -> str:
     docstring = parse(function_of(name).__doc__ or "")
     text = _linked(" ".join(" ".join(filter(None, (docstring.short_description, docstring.long_description))).split()))
     title = f"## `slimsched {name}`\n\n{text}\n"
-    return "\n".join([title, "| argument | meaning |", "|---|---|", *rows, ""]) if rows else title
+    return "\n".join([title, *rows, ""]) if rows else title
 
 
 def _rows(name: str) -> Iterator[str]:
@@ -63,7 +56,7 @@ def _rows(name: str) -> Iterator[str]:
 
 
 def _row(names: str, text: str) -> str:
-    return f"| {names} | {_linked(' '.join(text.split())).replace('|', chr(92) + '|')} |"
+    return f"- {names}: {_linked(' '.join(text.split()))}"
 
 
 def _linked(text: str) -> str:

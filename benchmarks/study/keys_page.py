@@ -22,8 +22,8 @@ _HEAD = """# The keys of a scenario file
 
 Made from `scenarios/files/scenario_keys.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
 
-A scenario is a YAML file. Unknown keys are refused. Paths are relative to its folder. Durations are seconds, as a
-number or as `45s`, `5m`, `1h`, `2d`, `200ms`.
+A scenario is a YAML file. In parentheses are a key's type and its default. Unknown keys are refused. Paths are
+relative to its folder. Durations are seconds, as a number or as `45s`, `5m`, `1h`, `2d`, `200ms`.
 """
 _JOBS_HEAD = """# The keys of a scenario of training jobs
 
@@ -44,11 +44,12 @@ Made from `scenarios/learn/drawn_clusters.py` by `python -m benchmarks.study.key
 `scenarios/data/clusters.yaml`. Items of a list are equally likely; name one twice to double its weight. A pair of
 numbers is a range, log-uniform, except `load`: uniform.
 """
-_BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
+_ENDLESS = 1e6  # a bound from there on only keeps arithmetic finite
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def pages() -> dict[str, str]:
-    """Return each page of `docs`: one table a section, in the file's order."""
+    """Return each page of `docs`: one list a section, in the file's order."""
     jobs = f"{_page(JobsScenario, _JOBS_HEAD)}\n{_page(PolicyFile, _POLICY_HEAD)}"
     clusters = _page(Clusters, _CLUSTERS_HEAD)
     return {"scenario-keys.md": _page(Scenario, _HEAD), "clusters-keys.md": clusters, "jobs-scenario-keys.md": jobs}
@@ -64,8 +65,7 @@ def _page(document: type[BaseModel], head: str) -> str:
         shown[model] = title
         doc = " ".join((model.__doc__ or "").split())
         rows = [_row(field.alias or name, field) for name, field in model.model_fields.items()]
-        columns = "| key | allowed | default | meaning |\n|---|---|---|---|"
-        parts.append(f"## {title}\n\n{doc}\n\n{columns}\n" + "\n".join(rows) + "\n")
+        parts.append(f"## {title}\n\n{doc}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
@@ -93,15 +93,18 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    description = (field.description or "which kind this is").replace("|", "\\|")
-    return f"| `{name}` | {_allowed(field.annotation, field.metadata)} | {_default(field)} | {description} |"
+    allowed = _allowed(field.annotation, field.metadata)
+    if field.default is None:  # the default shows that null is allowed
+        allowed = allowed.replace(" or null", "")
+    shown = "; ".join(filter(None, (allowed, _default(field))))
+    return f"- `{name}` ({shown}): {field.description or 'which kind this is'}"
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "must be given"
+        return "required"
     if field.default is PydanticUndefined:
-        return "its defaults"
+        return ""
     value = field.default
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
@@ -112,9 +115,17 @@ def _default(field: FieldInfo) -> str:
 
 def _allowed(annotation: Any, metadata: list[Any]) -> str:
     bounds = [
-        text.format(getattr(rule, name)) for rule in metadata for name, text in _BOUNDS.items() if hasattr(rule, name)
+        f"{sign}{_number(getattr(rule, name))}"
+        for rule in metadata
+        for name, sign in _BOUNDS.items()
+        if hasattr(rule, name) and getattr(rule, name) < _ENDLESS
     ]
-    return " ".join([_type(annotation), *bounds])
+    return " ".join([_type(annotation), ", ".join(bounds)]).rstrip()
+
+
+def _number(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)
 
 
 def _type(annotation: Any) -> str:
@@ -128,12 +139,12 @@ def _type(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(_type(part) for part in arguments))
     if origin is tuple:
         items = [part for part in arguments if part is not Ellipsis]
-        return f"list of: {_type(items[0])}" if Ellipsis in arguments else f"[{', '.join(map(_type, items))}]"
+        return f"list: {_type(items[0])}" if Ellipsis in arguments else f"[{', '.join(map(_type, items))}]"
     if origin is dict:
-        return "section with keys of its own"
+        return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
-    return {str: "text", float: "number", int: "whole number", bool: "true, false", type(None): "null"}[annotation]
+    return {str: "text", float: "number", int: "integer", bool: "boolean", type(None): "null"}[annotation]
 
 
 if __name__ == "__main__":
