@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -35,7 +35,7 @@ from slimsched.working import (
 )
 
 if TYPE_CHECKING:
-    from hw.frontend.admission import Limits
+    from hw.frontend.admission import ClientTerms
     from hw.frontend.connections import Journal
     from hw.frontend.ingress import WaitingRoom
     from hw.router.router_loop import RunProgress
@@ -76,6 +76,7 @@ def serve(
     token_file: File | None = None,
     certificate: File | None = None,
     timeout_s: Duration = 30.0,
+    transform: str | None = None,
     log_json: bool = False,
     out: Out = None,
     changes: Changes | None = None,
@@ -98,6 +99,8 @@ def serve(
             it limits its images in flight.
         certificate: a file with a certificate and its key (PEM), for TLS.
         timeout_s: the longest time for an answer (30s); clients may request less.
+        transform: a custom `module:Class` that makes images of what clients send (`before`), or answers of the
+            network's outputs (`after`), or both (docs/how-to/serve.md#custom-code-around-the-network).
         log_json: write each change of state as a line of JSON on standard error.
         out: the run folder with network, profiles and routers; `runs/NAME` by default.
         changes: values that replace the scenario's, by dotted keys, such as slo.floor=0.75.
@@ -123,30 +126,24 @@ def serve(
         require_certificate(certificate_path)
     router_name = str(router)
     check_router(router_name, "--router")
+    if transform is not None:
+        _require_transform(transform)
     journal = Journal(observer().remark, as_json=log_json)
     with observing(_Journalled(journal, observer())):
         run = begin(scenario, changes, out)
         require_router(router_name, run.scenario)
-        from hw.frontend.admission import Limits
+        from hw.frontend.admission import ClientTerms, Limits
         from hw.frontend.ingress import WaitingRoom
 
         with (
             listen(host, port, grpc_port, is_safe=bool(tokens and certificate_path)) as listening,
             contextlib.closing(WaitingRoom(listening, certificate_path)) as room,
         ):
-            limits = Limits(timeout_s=timeout_s)
-            return _served(_opened(run, router_name, room, limits, tokens, certificate_path, journal))
+            terms = ClientTerms(Limits(timeout_s=timeout_s), tokens, certificate_path, transform or "")
+            return _served(_opened(run, router_name, room, terms, journal))
 
 
-def _opened(
-    run: Run,
-    router: str,
-    room: WaitingRoom,
-    limits: Limits,
-    tokens: Mapping[bytes, int],
-    certificate: Path | None,
-    journal: Journal,
-) -> RunProgress:
+def _opened(run: Run, router: str, room: WaitingRoom, terms: ClientTerms, journal: Journal) -> RunProgress:
     """Serve in the scenario's run folder; see `scenarios.job.serve_stage.serve`."""
     from scenarios.job import serve_stage
     from scenarios.job.validation_stage import require_executors
@@ -154,13 +151,22 @@ def _opened(
     listening = room.listening
     require_executors(run, "serve")
     with run.opened(), announcing_compilation((router,)):
-        url = f"{'https' if certificate else 'http'}://{listening.address}/v2/models/{run.scenario.name}"
+        url = f"{'https' if terms.certificate else 'http'}://{listening.address}/v2/models/{run.scenario.name}"
         by_grpc = f", gRPC at {listening.grpc}" if listening.grpc else ""
         experiment = run.experiment()
         where = {"url": url, **({"grpc": listening.grpc} if listening.grpc else {})}
         journal.note("starting", f"serve: {url}{by_grpc} with {router}; it starts", **where, router=router)
         warn_of_routers(experiment, (router,), run.folder.path)
-        return serve_stage.serve(run, experiment, router, room, limits, tokens, certificate, journal)
+        return serve_stage.serve(run, experiment, router, room, terms, journal)
+
+
+def _require_transform(name: str) -> None:
+    """Report custom code that is about to run, or raise `InputError` if it is refused or does not exist."""
+    from kit.plugins import OWN_CLASS, code_hash, is_own
+
+    if not is_own(name):
+        raise InputError("--transform", "", f"{name!r}: must be {OWN_CLASS}")
+    code_hash(name, "--transform", "")
 
 
 def _require_extras(*, speaks_grpc: bool) -> None:

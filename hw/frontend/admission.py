@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Final
 
 from hw.frontend.connections import Sparing
-from hw.frontend.inference_protocol import Answer, Request, RequestError, Served
+from hw.frontend.inference_protocol import Outcome, Request, RequestError, Served, outputs_of
 from hw.frontend.router_link import ROUTER_GONE, Bridge, FailedError, FullError
 from hw.frontend.traffic_metrics import LivePage, Metrics
+from hw.frontend.transforms import TransformError, Transforms
 from policies.router_queue import REFUSED
 
 DEADLINE: Final = "deadline"
 NO_PREDICTION: Final = "no_prediction"
+TRANSFORM: Final = "transform"
 HEARD_S: Final = 2.0  # the router reports several times a second
 _AHEAD_S: Final = 0.01  # a client counts, too, from when it asked: it may leave a moment before its time is up here
 _TRACE: Final = "traceparent"
@@ -57,6 +59,22 @@ class Limits:
     connections_each: int = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class ClientTerms:
+    """How clients are served.
+
+    Attributes:
+        tokens: one of which they must send, each with how many images may be inside; empty: none.
+        certificate: that they are shown (TLS), with its key.
+        transform: custom code around the network, `module:Class`; empty for none.
+    """
+
+    limits: Limits
+    tokens: Mapping[bytes, int]
+    certificate: Path | None
+    transform: str
+
+
 class Admission:
     """The path of readable requests to the router, and back.
 
@@ -64,6 +82,7 @@ class Admission:
         tokens: the accepted ones, each with its limit of images inside; empty: no token is required.
         carried_img_s: the servers' capacity in images a second, at most.
         journal: logs requests that failed, or exceeded the p99 latency target.
+        transforms: decode images, and run custom code.
     """
 
     def __init__(
@@ -75,6 +94,7 @@ class Admission:
         tokens: Mapping[bytes, int],
         sustained_img_s: float,
         journal: Sparing,
+        transforms: Transforms,
     ) -> None:
         self._bridge = bridge
         self._metrics = metrics
@@ -82,6 +102,7 @@ class Admission:
         self._limits = limits
         self._tokens = tokens
         self._journal = journal
+        self._transforms = transforms
         self._image_wait_s = 0.5 / sustained_img_s  # an image that is inside has half of its way before it, on average
 
     @property
@@ -120,10 +141,8 @@ class Admission:
             raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
         return b""
 
-    async def answers(
-        self, request: Request, token: bytes, trace: Mapping[str, str], version: str = ""
-    ) -> list[Answer]:
-        """Return the answer of each image, in order; cancelled if the client has left (the router may then skip them).
+    async def answers(self, request: Request, token: bytes, trace: Mapping[str, str], version: str = "") -> Outcome:
+        """Return the outputs for all images; cancelled if the client has left (the router may then skip them).
 
         Args:
             trace: that it is a part of (`trace_of`).
@@ -136,12 +155,25 @@ class Admission:
         requested_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
         request_class = self.served.request_classes[request.service_class]
         timeout_s = min(self._limits.timeout_s, requested_s, request_class.deadline_s)
-        self._metrics.arrived.inc(count)
-        self._require_room(count, token, timeout_s)
         timeout_ns = round(timeout_s * 1e9)
         try:
             async with asyncio.timeout(timeout_s):
-                answers = await self._bridge.submit(request.images, timeout_ns, request.service_class, token)
+                images = request.images
+                if request.inputs:
+                    self._require_room(0, token, timeout_s)
+                    images = await self._transforms.before(request.inputs)
+                    count = len(images)
+                    timeout_ns -= round((time.perf_counter() - began_s) * 1e9)
+                self._metrics.arrived.inc(count)
+                self._require_room(count, token, timeout_s)
+                answers = await self._bridge.submit(images, timeout_ns, request.service_class, token)
+                outputs = outputs_of(answers, self.served)
+                if self.served.own_outputs:
+                    outputs = await self._transforms.after(outputs)
+        except TransformError as error:
+            text = f"serve: {self.served.transform or 'decoding images'}: {error}"
+            self._journal.note("transform_failed", text=text, **trace)
+            raise self._failure(TRANSFORM, max(1, count), timeout_s, trace) from None
         except FullError:
             self._metrics.refused.labels("full").inc(count)
             raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
@@ -166,7 +198,7 @@ class Admission:
         self._page.note(took_s)
         if self._bridge.is_late(took_s, request.service_class):
             self._journal.note("request_late", images=count, seconds=round(took_s, 4), **trace)
-        return answers
+        return Outcome(outputs, answers[0].version, max(answer.took_ns for answer in answers))
 
     def _require_room(self, count: int, token: bytes, timeout_s: float) -> None:
         if not self._bridge.is_ready:
@@ -196,6 +228,8 @@ class Admission:
             return RequestError("scores: not finite; some value of the image is too large", 400)
         if reason == DEADLINE:
             return RequestError(f"no answer within {timeout_s:g} s", 504)
+        if reason == TRANSFORM:
+            return RequestError("the server's own code around the network failed; see its log", 500)
         if reason == ROUTER_GONE:
             return RequestError("the router has ended", 503)
         return RequestError(f"given up after several tries: {reason}", 500)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
 from math import prod
@@ -23,21 +24,20 @@ from numpy.typing import NDArray
 from hw.frontend.admission import DEADLINE, Admission, Limits, ReadingRoom, trace_of
 from hw.frontend.inference_protocol import (
     EXTENSIONS,
-    INPUT,
     JSON_BYTES,
-    Answer,
     Infer,
     Input,
+    Outcome,
     Output,
     Request,
     RequestError,
     Served,
     configuration,
-    outputs_of,
     repository_index,
     request_of,
     statistics,
 )
+from hw.frontend.tensors import TensorError, datatype_of, from_json, from_raw, raw_of
 from hw.frontend.traffic_metrics import Metrics
 from kit.plugins import own_version
 
@@ -54,7 +54,15 @@ _CODES: Final = {
     HTTPStatus.GATEWAY_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _SOON: Final = (("grpc-retry-pushback-ms", "1000"),)
-_CONTENTS: Final = {"FP32": "fp32_contents", "UINT8": "uint_contents", "INT64": "int64_contents"}
+_CONTENTS: Final = {
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "UINT8": "uint_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "BOOL": "bool_contents",
+    "BYTES": "bytes_contents",
+}
 _UNCOMPRESSED: Final = 1  # a bit for each algorithm: no client may send a message that grows when it is read
 _IDLE_MS: Final = 75_000
 _HANDSHAKE_MS: Final = 5_000
@@ -99,7 +107,7 @@ def read_call(message: Any, size_bytes: int, served: Served) -> Request:
         _parameters(message) | {"binary_data_output": bool(raw)},
         [Output(output.name, _parameters(output)) for output in message.outputs],
     )
-    return request_of(header, lambda datatype, values: _values(message, datatype, values), served)
+    return request_of(header, partial(_values, message), served)
 
 
 def _parameters(message: Any) -> dict[str, Any]:
@@ -107,33 +115,30 @@ def _parameters(message: Any) -> dict[str, Any]:
     return {name: kind and getattr(message.parameters[name], kind) for name, kind in kinds.items()}
 
 
-def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
-    raw, tensor = message.raw_input_contents, message.inputs[0]
-    if raw:
-        if len(raw) > 1 or len(raw[0]) != values * datatype.itemsize or tensor.HasField("contents"):
-            problem = f"found {len(raw)} of {', '.join(str(len(each)) for each in raw)} bytes"
-            expected = f"its shape makes one of {values * datatype.itemsize}, and `contents` must be left out"
-            raise RequestError(f"raw_input_contents: {problem:.80}; {expected}")
-        return np.frombuffer(raw[0], datatype)
-    name = _CONTENTS[tensor.datatype]
-    contents = getattr(tensor.contents, name)
-    if len(contents) != values:
-        raise RequestError(f"{INPUT}.contents.{name}: found {len(contents)} values, its shape makes {values}")
-    if datatype.kind == "u" and max(contents) > np.iinfo(datatype).max:
-        raise RequestError(f"{INPUT}.contents.{name}: expected 0 to {np.iinfo(datatype).max}")
-    return np.array(contents, datatype)
+def _values(message: Any, place: int, datatype: np.dtype[Any], count: int) -> NDArray[Any]:
+    raw, tensor = message.raw_input_contents, message.inputs[place]
+    name = f"contents.{_CONTENTS[tensor.datatype]}"
+    try:
+        if not raw:
+            return from_json([*getattr(tensor.contents, _CONTENTS[tensor.datatype])], datatype, count)
+        name = "raw_input_contents"
+        if len(raw) != len(message.inputs) or tensor.HasField("contents"):
+            raise TensorError(f"found {len(raw)}, expected one for each input, and that `contents` is left out")
+        return from_raw(raw[place], datatype, count)
+    except TensorError as error:
+        raise RequestError(f"{tensor.name:.40}.{name}: {error}") from None
 
 
-def write_reply(request: Request, answers: list[Answer], served: Served) -> Message:
+def write_reply(request: Request, outcome: Outcome, served: Served) -> Message:
     """Build a `ModelInferResponse`."""
-    about = {"model_name": served.name, "model_version": answers[0].version, "id": request.identity}
+    about = {"model_name": served.name, "model_version": outcome.version, "id": request.identity}
     reply = MESSAGES["ModelInferResponse"](**about)
-    columns = outputs_of(answers)
     for name, is_raw in request.outputs.items():
-        datatype, values = columns[name]
+        values = outcome.outputs[name]
+        datatype = datatype_of(values)
         output = reply.outputs.add(name=name, datatype=datatype, shape=values.shape)
         if is_raw:
-            reply.raw_output_contents.append(values.tobytes())
+            reply.raw_output_contents.append(raw_of(values))
         else:
             getattr(output.contents, _CONTENTS[datatype]).extend(values.ravel().tolist())
     return reply
@@ -155,7 +160,8 @@ class Calls:
         self._metrics = metrics
         self._limits = limits
         served = admission.served
-        self.largest_bytes = min(limits.body_bytes, JSON_BYTES + 4 * prod(served.shape) * served.most)
+        most_bytes = limits.body_bytes if served.own_inputs else JSON_BYTES + 4 * prod(served.shape) * served.most
+        self.largest_bytes = min(limits.body_bytes, most_bytes)
         self._room = ReadingRoom(limits.held_bytes)
 
     @property
@@ -256,8 +262,8 @@ class Calls:
             left_ns = max(0, round(left_s * 1e9))
             request = replace(request, timeout_ns=min(left_ns, request.timeout_ns or left_ns))
         trace = trace_of(_metadata_of(context))
-        answers = await self._admission.answers(request, token, trace, message.model_version)
-        return write_reply(request, answers, self._served)
+        outcome = await self._admission.answers(request, token, trace, message.model_version)
+        return write_reply(request, outcome, self._served)
 
     def _count(self, code: grpc.StatusCode) -> None:
         self._metrics.requests.labels(code.name).inc()

@@ -19,6 +19,7 @@ from hw.frontend.inference_protocol import (
     Served,
     configuration,
     encode,
+    encoded_request,
     error_body,
     read_request,
     repository_index,
@@ -35,7 +36,14 @@ def openapi(served: Served, *, asks_tokens: bool) -> dict[str, Any]:
     parameters, schemas = document["components"]["parameters"], document["components"]["schemas"]
     parameters["Model"]["schema"]["enum"] = [served.name]
     parameters["Version"]["schema"]["example"] = served.version
-    schemas["Images"]["properties"]["shape"]["example"] = [1, *served.shape]
+    tensor, request = schemas["Images"]["properties"], schemas["InferRequest"]["properties"]
+    tensor["shape"]["example"] = [1, *served.shape]
+    if served.own_inputs:
+        tensor["name"] = {"enum": list(served.own_inputs)}
+        tensor["datatype"]["enum"] = sorted({datatype for datatype, _ in served.own_inputs.values()})
+        request["inputs"]["minItems"] = request["inputs"]["maxItems"] = len(served.own_inputs)
+        del tensor["shape"]["example"]
+    request["outputs"]["items"]["properties"]["name"]["enum"] = list(served.outputs)
     if not asks_tokens:
         document["security"] = []
     return document
@@ -47,6 +55,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 _LIVE: Final = "/v2/health/live"
 _CLOSE: Final = ("connection", "close")
+_ENCODED: Final = ("image/jpeg", "image/png")
 _NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),)
 
 
@@ -194,7 +203,10 @@ class App:
             if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
                 raise RequestError(f"content-encoding: found {encoding:.40}, expected none", 415)
             body = await self._body(headers, receive, token or peer)
-            request = read_request(body, headers.get("inference-header-content-length"), self._served)
+            if headers.get("content-type", "").partition(";")[0].strip().lower() in _ENCODED:
+                request = encoded_request(body, self._served)
+            else:
+                request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:
             is_read = error.status == HTTPStatus.BAD_REQUEST  # otherwise the rest of its body is not
             return _error(error.status, str(error), *(() if is_read else (_CLOSE,)))
@@ -212,7 +224,7 @@ class App:
         finally:
             answers.cancel()
             leaving.cancel()
-        timing = ("server-timing", f"router;dur={max(answer.took_ns for answer in result) / 1e6:.3f}")
+        timing = ("server-timing", f"router;dur={result.took_ns / 1e6:.3f}")
         if length is None:
             return Response(200, body, headers=(timing,))
         head = ("inference-header-content-length", str(length))

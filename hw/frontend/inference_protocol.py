@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import inf, prod
 from typing import Any, Final
 
@@ -22,14 +21,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.frontend.tensors import BYTES, DATATYPES, Arrays, TensorError, datatype_of, from_json, from_raw, raw_of, to_json
+
 INPUT: Final = "image"
 OUTPUTS: Final = ("prediction", "scores", "widths")
 JSON_BYTES: Final = 1 << 20  # of JSON: it is parsed in one go, while all other requests wait
 US_NS: Final = 1_000
 MOST_US: Final = 10**12  # of a timeout: eleven days
-_MOST_UINT8: Final = 255
 _TENSOR_PARAMETERS: Final = ("binary_data", "binary_data_size")  # others would change the answer
-_DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
+_COLOURS: Final = (1, 3)  # channels that an encoded image can have
+
+Kinds = Mapping[str, tuple[str, int]]  # datatype and number of dimensions of tensors, by name
 
 
 class RequestError(Exception):
@@ -61,6 +63,8 @@ class Served:
         version: of the model: the hash of its weights; 1 if devices are emulated.
         request_classes: that requests may name; a single nameless one if all requests are of one class.
         top1: the accuracy table, by width tuple; each class's accuracy is computed from it.
+        transform: custom code around the network, `module:Class`; empty for none.
+        own_inputs, own_outputs: what clients send to it, and get of it; empty if it has no such step.
     """
 
     name: str
@@ -73,6 +77,14 @@ class Served:
     version: str = "1"
     request_classes: tuple[RequestClass, ...] = (RequestClass(),)
     accuracies: Mapping[tuple[float, ...], float] = field(default_factory=dict)
+    transform: str = ""
+    own_inputs: Kinds = field(default_factory=dict)
+    own_outputs: Kinds = field(default_factory=dict)
+
+    @property
+    def takes_encoded(self) -> bool:
+        """Whether the network itself can be sent JPEG and PNG: its images have colours, and known pixels."""
+        return len(self.shape) == 3 and self.shape[0] in _COLOURS and bool(self.mean)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -82,7 +94,7 @@ class Served:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs."""
-        return tuple(name for name in OUTPUTS if self.classes or name != "scores")
+        return tuple(self.own_outputs) or tuple(name for name in OUTPUTS if self.classes or name != "scores")
 
     def by_model(self, version: str, accuracies: Sequence[float]) -> Served:
         """Return the same with other weights; `accuracies` in the order of the other model's table."""
@@ -95,12 +107,17 @@ class Served:
             "name": self.name,
             "versions": [self.version],
             "platform": "slimsched",
-            "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.shape]}],
-            "outputs": [
+            "inputs": _described(self.own_inputs) or [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.shape]}],
+            "outputs": _described(self.own_outputs)
+            or [
                 {"name": name, "datatype": "INT64" if name == "prediction" else "FP32", "shape": columns[name]}
                 for name in self.outputs
             ],
         }
+
+
+def _described(kinds: Kinds) -> list[dict[str, Any]]:
+    return [{"name": name, "datatype": datatype, "shape": [-1] * rank} for name, (datatype, rank) in kinds.items()]
 
 
 class Input(msgspec.Struct):
@@ -129,7 +146,7 @@ class Infer(msgspec.Struct):
     outputs: list[Output] = []
 
 
-Values = Callable[[np.dtype[Any], int], NDArray[Any]]
+Values = Callable[[int, np.dtype[Any], int], NDArray[Any]]
 _decoder = msgspec.json.Decoder(Infer)
 encode = msgspec.json.Encoder().encode
 
@@ -139,7 +156,8 @@ class Request:
     """Some images, and the requested outputs.
 
     Attributes:
-        images: (n, values of an image) float32, normalised.
+        images: (n, values of an image) float32, normalised; none if they must be made of `inputs`.
+        inputs: encoded images, or tensors for custom code; empty if images were sent as numbers.
         outputs: their names, and whether each is requested in binary.
         timeout_ns: None if the client names none.
         service_class: the index of its class in `Served.request_classes`; 0 if it names none.
@@ -150,6 +168,7 @@ class Request:
     outputs: Mapping[str, bool]
     timeout_ns: int | None
     service_class: int = 0
+    inputs: Arrays = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +186,15 @@ class Answer:
     version: str
     took_ns: int
     expected: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outputs for a request, and the model that answered; `took_ns`: see `Answer`, of the slowest image."""
+
+    outputs: Arrays
+    version: str
+    took_ns: int
 
 
 # ------------------------------------------------------------------------------------------------------------- requests
@@ -192,86 +220,113 @@ def read_request(body: bytes, header: str | None, served: Served) -> Request:
         json_header = _decoder.decode(memoryview(body)[:length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not an inference request: {error}") from None
-    return request_of(
-        json_header, lambda *layout: _values(json_header.inputs[0], memoryview(body)[length:], *layout), served
-    )
+    return request_of(json_header, _values_in(json_header, memoryview(body)[length:]), served)
+
+
+def encoded_request(body: bytes, served: Served) -> Request:
+    """Return the request of a body that is one encoded image; raises `RequestError` if the model takes none."""
+    name, (_, rank) = next(iter(served.own_inputs.items()), (INPUT, (BYTES, 1)))
+    return request_of(Infer([Input(name, [1] * rank, BYTES)]), lambda *_: np.array([body], object), served)
 
 
 def request_of(json_header: Infer, values: Values, served: Served) -> Request:
     """Build a request whose header is parsed.
 
     Args:
-        values: returns those of its tensor, of a datatype and number; may raise `RequestError`.
+        values: returns those of a tensor by its place, in order, of a datatype and number; may raise `RequestError`.
 
     Raises:
         RequestError: it is not a valid request for this model.
     """
-    if [each.name for each in json_header.inputs] != [INPUT]:
-        raise RequestError(f"inputs: found {[each.name for each in json_header.inputs]!r:.80}, expected one, {INPUT!r}")
+    names, expected = [each.name for each in json_header.inputs], sorted(served.own_inputs) or [INPUT]
+    if sorted(names) != expected:
+        raise RequestError(f"inputs: found {names!r:.80}, expected {', '.join(expected)}")
     tensors: list[Input | Output] = [*json_header.inputs, *json_header.outputs]
     for tensor in tensors:
         if unknown := [name for name in tensor.parameters if name not in _TENSOR_PARAMETERS]:
-            expected = " or ".join(_TENSOR_PARAMETERS)
-            raise RequestError(f"{tensor.name:.40}.parameters: found {unknown[0]!r:.40}, expected {expected}")
-    images = _images(json_header.inputs[0], values, served)
+            allowed = " or ".join(_TENSOR_PARAMETERS)
+            raise RequestError(f"{tensor.name:.40}.parameters: found {unknown[0]!r:.40}, expected {allowed}")
     timeout_ns, service_class = (
         _timeout_ns(json_header.parameters.get("timeout")),
         _service_class(json_header.parameters, served),
     )
-    return Request(json_header.id, images, _outputs(json_header, served), timeout_ns, service_class)
+    inputs = _inputs(json_header, values, served)
+    images = np.empty((0, 0), np.float32) if inputs else _images(json_header.inputs[0], values, served)
+    return Request(json_header.id, images, _outputs(json_header, served), timeout_ns, service_class, inputs)
+
+
+def _inputs(json_header: Infer, values: Values, served: Served) -> Arrays:
+    """Return tensors for custom code, or encoded images; empty if images are sent as numbers."""
+    kinds, tensor = served.own_inputs, json_header.inputs[0]
+    if not kinds and tensor.datatype == BYTES and served.takes_encoded:
+        _require_count(tensor, served, () if tensor.shape[1:] == [] else (1,))
+        kinds = {INPUT: (BYTES, len(tensor.shape))}
+    arrays = {}
+    for place, tensor in enumerate(json_header.inputs if kinds else ()):
+        datatype, rank = kinds[tensor.name]
+        if tensor.datatype != datatype or len(tensor.shape) != rank or min(tensor.shape, default=1) < 1:
+            found = f"{tensor.datatype:.20} of shape {tensor.shape!r:.80}"
+            raise RequestError(f"{tensor.name:.40}: found {found}, expected {datatype} of {rank} dimensions")
+        arrays[tensor.name] = values(place, DATATYPES[datatype], prod(tensor.shape)).reshape(tensor.shape)
+    return arrays
+
+
+def _require_count(tensor: Input, served: Served, shape: tuple[int, ...]) -> None:
+    """Raise `RequestError` unless it has from 1 to the most images of this shape."""
+    if tuple(tensor.shape[1:]) != shape or not 1 <= (tensor.shape[0] if tensor.shape else 0) <= served.most:
+        allowed = ", ".join([f"1 to {served.most}", *map(str, shape)])
+        raise RequestError(f"{INPUT}.shape: found {tensor.shape!r:.80}, expected [{allowed}]")
 
 
 def _images(tensor: Input, values: Values, served: Served) -> NDArray[np.float32]:
-    count = tensor.shape[0] if tensor.shape else 0
-    if tuple(tensor.shape[1:]) != served.shape or not 1 <= count <= served.most:
-        sizes = ", ".join(map(str, served.shape))
-        raise RequestError(f"{INPUT}.shape: found {tensor.shape!r:.80}, expected [1 to {served.most}, {sizes}]")
-    datatype = _DATATYPES.get(tensor.datatype)
-    if datatype is None or (tensor.datatype == "UINT8" and not served.mean):
-        allowed = "FP32 or UINT8" if served.mean else "FP32 (there is no data set whose pixels UINT8 could be)"
-        raise RequestError(f"{INPUT}.datatype: found {tensor.datatype!r:.40}, expected {allowed}")
-    raw = values(datatype, count * prod(served.shape)).reshape(count, -1)
-    if tensor.datatype == "FP32":
-        if not np.isfinite(raw).all():
-            raise RequestError(f"{INPUT}.data: holds values that are not finite numbers")
-        return raw
-    pixels = raw.reshape(count, len(served.mean), -1).astype(np.float32)
-    mean, deviation = (np.asarray(each, np.float32)[:, None] for each in (served.mean, served.deviation))
-    return ((pixels - mean) / deviation).reshape(count, -1)
-
-
-def _values(tensor: Input, binary: memoryview, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
-    """Return all values of the tensor, from behind the JSON or from within it."""
-    size_bytes = tensor.parameters.get("binary_data_size")
-    if size_bytes is None:
-        if len(binary):
-            raise RequestError(f"{len(binary)} bytes behind the JSON, but {INPUT} has no binary_data_size")
-        return _json_values(tensor.data, datatype, values)
-    needed = values * datatype.itemsize
-    if size_bytes != needed or len(binary) != needed or tensor.data is not None:
-        sizes = f"{size_bytes!r:.40} is said, and {len(binary)} bytes stand behind the JSON"
-        raise RequestError(f"{INPUT}.binary_data_size: {sizes}; its shape makes {needed}, and `data` must be left out")
-    return np.frombuffer(binary, datatype)
-
-
-def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
-    """Return values from JSON: flat, or nested by the shape."""
-    while data and isinstance(data[0], list):
-        if not all(isinstance(row, list) for row in data):
-            raise RequestError(f"{INPUT}.data: lists stand beside numbers")
-        data = list(chain.from_iterable(data))
-    if data is None or len(data) != values:
-        raise RequestError(f"{INPUT}.data: found {len(data or ())} values, its shape makes {values}")
-    is_whole = datatype.kind == "u"
-    if not ({int} if is_whole else {int, float}).issuperset(map(type, data)):
-        raise RequestError(f"{INPUT}.data: expected {'whole ' if is_whole else ''}numbers")
-    if is_whole and not 0 <= min(data) <= max(data) <= _MOST_UINT8:
-        raise RequestError(f"{INPUT}.data: expected 0 to {_MOST_UINT8}")
+    allowed = ["FP32", *(["UINT8"] if served.mean else []), *([BYTES] if served.takes_encoded else [])]
+    if tensor.datatype not in allowed:
+        expected = " or ".join(allowed) if served.mean else "FP32 (there is no data set whose pixels UINT8 could be)"
+        raise RequestError(f"{INPUT}.datatype: found {tensor.datatype!r:.40}, expected {expected}")
+    _require_count(tensor, served, served.shape)
     try:
-        with np.errstate(over="ignore"):  # infinity, which is refused
-            return np.array(data, datatype)
-    except OverflowError:
-        raise RequestError(f"{INPUT}.data: holds a number that is too large") from None
+        return images_of(values(0, DATATYPES[tensor.datatype], prod(tensor.shape)).reshape(tensor.shape), served)
+    except TensorError as error:
+        raise RequestError(f"{INPUT}.data: {error}") from None
+
+
+def images_of(values: NDArray[Any], served: Served) -> NDArray[np.float32]:
+    """Return images as (n, values of an image), normalised if they are pixels (uint8); raises `TensorError`."""
+    flat = values.reshape(len(values), -1)
+    if values.dtype != np.uint8:
+        if not np.isfinite(flat).all():
+            raise TensorError("holds values that are not finite numbers")
+        return flat
+    pixels = flat.reshape(len(values), len(served.mean), -1).astype(np.float32)
+    mean, deviation = (np.asarray(each, np.float32)[:, None] for each in (served.mean, served.deviation))
+    return ((pixels - mean) / deviation).reshape(len(values), -1)
+
+
+def _values_in(json_header: Infer, binary: memoryview) -> Values:
+    """Return a reader of tensors' values, from behind the JSON or from within it."""
+    rest = binary
+
+    def values(place: int, datatype: np.dtype[Any], count: int) -> NDArray[Any]:
+        nonlocal rest
+        tensor = json_header.inputs[place]
+        key, size_bytes = f"{tensor.name:.40}.data", tensor.parameters.get("binary_data_size")
+        try:
+            if size_bytes is None:
+                found = from_json(tensor.data, datatype, count)
+            else:
+                key = f"{tensor.name:.40}.binary_data_size"
+                if tensor.data is not None or type(size_bytes) is not int or not 0 <= size_bytes <= len(rest):
+                    said = f"found {size_bytes!r:.40}, and {len(rest)} bytes behind the JSON"
+                    raise TensorError(f"{said}; it must be their number, and `data` be left out")
+                part, rest = rest[:size_bytes], rest[size_bytes:]
+                found = from_raw(part, datatype, count)
+        except TensorError as error:
+            raise RequestError(f"{key}: {error}") from None
+        if len(rest) and place == len(json_header.inputs) - 1:
+            raise RequestError(f"{len(rest)} bytes behind the JSON are in no tensor's binary_data_size")
+        return found
+
+    return values
 
 
 def _outputs(json_header: Infer, served: Served) -> dict[str, bool]:
@@ -308,32 +363,32 @@ def _service_class(parameters: Mapping[str, Any], served: Served) -> int:
 # -------------------------------------------------------------------------------------------------------------- answers
 
 
-def outputs_of(answers: Sequence[Answer]) -> dict[str, tuple[str, NDArray[Any]]]:
-    """Return datatype and values of each output, by its name."""
-    return {
-        "prediction": ("INT64", np.array([answer.prediction for answer in answers], "<i8")),
-        "widths": ("FP32", np.array([answer.widths for answer in answers], "<f4")),
-        "scores": (
-            "FP32",
-            np.frombuffer(b"".join([answer.scores for answer in answers]), "<f4").reshape(len(answers), -1),
-        ),
+def outputs_of(answers: Sequence[Answer], served: Served) -> Arrays:
+    """Return the network's own outputs, by name."""
+    outputs = {
+        "prediction": np.array([answer.prediction for answer in answers], "<i8"),
+        "widths": np.array([answer.widths for answer in answers], "<f4"),
     }
+    if served.classes:
+        outputs["scores"] = np.frombuffer(b"".join([answer.scores for answer in answers]), "<f4").reshape(
+            len(answers), -1
+        )
+    return outputs
 
 
-def write_answer(request: Request, answers: Sequence[Answer], served: Served) -> tuple[bytes, int | None]:
+def write_answer(request: Request, outcome: Outcome, served: Served) -> tuple[bytes, int | None]:
     """Return a response's body, and the length of its JSON if binary data follow (otherwise None)."""
-    columns = outputs_of(answers)
     outputs, tail = [], list[bytes]()
     for name, is_binary in request.outputs.items():
-        datatype, values = columns[name]
-        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": values.shape}
+        values = outcome.outputs[name]
+        output: dict[str, Any] = {"name": name, "datatype": datatype_of(values), "shape": values.shape}
         if is_binary:
-            tail.append(values.tobytes())
+            tail.append(raw_of(values))
             output["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
-            output["data"] = values.ravel().tolist()
+            output["data"] = to_json(values)
         outputs.append(output)
-    json_header = {"model_name": served.name, "model_version": answers[0].version, "outputs": outputs}
+    json_header = {"model_name": served.name, "model_version": outcome.version, "outputs": outputs}
     if request.identity:
         json_header["id"] = request.identity
     body = encode(json_header)
@@ -385,7 +440,8 @@ def configuration(served: Served) -> dict[str, Any]:
 
 def _tensor(described: dict[str, Any]) -> dict[str, Any]:
     """Return it without the batch's dimension, which `max_batch_size` stands for; Triton's tensors have another one."""
-    tensor = {"name": described["name"], "data_type": f"TYPE_{described['datatype']}"}
+    datatype = "STRING" if described["datatype"] == BYTES else described["datatype"]
+    tensor = {"name": described["name"], "data_type": f"TYPE_{datatype}"}
     if dims := described["shape"][1:]:
         return {**tensor, "dims": dims}
     return {**tensor, "dims": [1], "reshape": {"shape": []}}

@@ -28,6 +28,7 @@ from hw.frontend.http_app import App, crowded, starting
 from hw.frontend.inference_protocol import Served, error_body
 from hw.frontend.router_link import Bridge, IngressPort, RouterPort, Serving, Status, ToIngress, ToRouter, slots_of
 from hw.frontend.traffic_metrics import LivePage, Metrics
+from hw.frontend.transforms import Transforms
 from hw.host_resources import allow_descriptors
 from hw.transport.shared_memory import Arena
 from hw.transport.worker_port import socket_pair
@@ -230,11 +231,13 @@ async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, ar
     metrics = Metrics(lambda: bridge.served, lambda: bridge.inside, lambda: bridge.status, lambda: bridge.heard_s)
     page = LivePage(spec.served, bridge, metrics)
     journal = Sparing(Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json))
-    admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.sustained_img_s, journal)
+    transforms = Transforms(spec.served, spec.limits.held_bytes)
+    admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.sustained_img_s, journal, transforms)
     server = _server(App(admission, metrics, page, spec.limits), spec.limits, spec.certificate)
     watching = asyncio.ensure_future(page.watch())
-    async with _grpc(spec, listening.grpc, admission, metrics):
-        await server.serve(sockets=[listening.http])
+    with contextlib.closing(transforms):
+        async with _grpc(spec, listening.grpc, admission, metrics):
+            await server.serve(sockets=[listening.http])
     watching.cancel()
 
 

@@ -178,10 +178,14 @@ class _Target:
         self.tls = _tls(load.certificate) if self.at.scheme == "https" else None
 
     def shape(self) -> tuple[int, ...]:
-        """Return an image's shape; raises `WorkError` if no model answers."""
+        """Return an image's shape; raises `WorkError` if no model answers, `InputError` for custom inputs."""
         body = self._about()
         try:
-            return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
+            tensor = msgspec.json.decode(body)["inputs"][0]
+            if tensor["datatype"] == "FP32" and -1 not in tensor["shape"][1:]:
+                return tuple(tensor["shape"][1:])
+            problem = f"takes {tensor['name']!r:.40} ({tensor['datatype']!r:.40}) for custom code, and not numbers"
+            raise InputError(self._load.url, "", f"{problem}; a load can be sent to a server without --transform")
         except (msgspec.DecodeError, LookupError, TypeError) as error:
             raise self._silence(error) from None
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import FrameType
 
 from hw.clock import RunClock
-from hw.frontend.admission import Limits
+from hw.frontend.admission import ClientTerms
 from hw.frontend.client_requests import Clients, Tally
 from hw.frontend.connections import Journal, notify
 from hw.frontend.inference_protocol import RequestClass, Served
 from hw.frontend.ingress import Ingress, IngressSpec, WaitingRoom, ingress
 from hw.frontend.log_segments import LogBounds, SegmentLog
 from hw.frontend.router_link import SlotImages, slots_of
+from hw.frontend.transforms import tried
 from hw.host_resources import CollectionMeter
 from hw.networks.accuracy_table import Evaluation, load_accuracy
 from hw.networks.network_files import ModelFile
@@ -200,21 +201,12 @@ SLOTS = 4  # times what the servers can have outstanding: the limit of images in
 
 
 def serve(
-    run: Run,
-    experiment: Experiment,
-    router: str,
-    room: WaitingRoom,
-    limits: Limits,
-    tokens: Mapping[bytes, int],
-    certificate: Path | None,
-    journal: Journal,
+    run: Run, experiment: Experiment, router: str, room: WaitingRoom, terms: ClientTerms, journal: Journal
 ) -> RunProgress:
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted.
 
     Args:
         room: where clients wait; it is closed when they are served.
-        tokens: one of which they must send, each with how many images may be inside; empty: none.
-        certificate: that they are shown (TLS), with its key.
         journal: receives each change of state.
 
     Raises:
@@ -246,8 +238,12 @@ def serve(
         ExitStack() as stack,
     ):
         served = _served(run, experiment, slots)  # while the servers start
+        if terms.transform:
+            served = tried(replace(served, transform=terms.transform))
         sustained_img_s = estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)
-        spec = IngressSpec(served, limits, tokens, sustained_img_s, certificate, logs_json=journal.as_json)
+        spec = IngressSpec(
+            served, terms.limits, terms.tokens, sustained_img_s, terms.certificate, logs_json=journal.as_json
+        )
         open_frontend = stack.enter_context(ingress(spec, room.listening, slots, journal))
         log = None
         if scenario.serve.log_gb:

@@ -24,6 +24,7 @@ from hw.frontend.connections import Journal, listen
 from hw.frontend.inference_protocol import Served
 from hw.frontend.ingress import Ingress, IngressSpec, ingress
 from hw.frontend.router_link import SlotImages, slots_of
+from hw.frontend.transforms import tried
 from hw.host_resources import CollectionMeter
 from hw.router.interventions import Operator, Order
 from hw.router.local_cluster import HardwareCluster
@@ -141,9 +142,10 @@ class Frontend:
 
 
 @contextmanager
-def open_frontend(cluster: HardwareCluster) -> Iterator[Frontend]:
+def open_frontend(cluster: HardwareCluster, transform: str = "") -> Iterator[Frontend]:
     """Open and ready; drained in the end."""
-    served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS)
+    served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS, transform=transform)
+    served = tried(served) if transform else served
     names = [server.name for server in cluster.servers]
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
     gate, stop, tally = Gate(), threading.Event(), Tally(names, config, JOURNAL, CollectionMeter())

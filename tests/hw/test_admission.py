@@ -18,7 +18,7 @@ import pytest
 from hw.frontend.admission import Admission, Limits
 from hw.frontend.connections import Journal, Sparing
 from hw.frontend.http_app import App
-from hw.frontend.inference_protocol import Answer, Request, RequestClass, RequestError, Served
+from hw.frontend.inference_protocol import Answer, Outcome, Request, RequestClass, RequestError, Served
 from hw.frontend.router_link import Bridge, FailedError, Status
 from hw.frontend.traffic_metrics import Metrics
 from policies.router_queue import REFUSED
@@ -48,9 +48,10 @@ class Frontend:
         self.bridge = bridge
         journal, page = Sparing(Journal(self.told.append, as_json=True)), SimpleNamespace(note=lambda _: None)
         limits: Any = replace(Limits(), timeout_s=0.5)
-        self.admission = Admission(bridge, self.metrics, page, limits, {}, 1e9, journal)  # type: ignore[arg-type]
+        transforms: Any = None
+        self.admission = Admission(bridge, self.metrics, page, limits, {}, 1e9, journal, transforms)  # type: ignore[arg-type]
 
-    def ask(self, service_class: int, timeout_ns: int | None = None, version: str = "") -> list[Answer]:
+    def ask(self, service_class: int, timeout_ns: int | None = None, version: str = "") -> Outcome:
         request = Request("", np.zeros((1, 1, 2, 2), np.float32), {}, timeout_ns, service_class)
         return asyncio.run(self.admission.answers(request, b"", {}, version))
 
@@ -90,7 +91,7 @@ def test_who_asks_for_a_version_that_is_gone_is_counted_as_failed() -> None:
     with pytest.raises(RequestError, match="version A is served no more, but B"):
         frontend.ask(2, version="A")
     assert frontend.counted() == {"arrived": 1, "failed": 1}
-    assert frontend.ask(2, version="B")[0].prediction == 1
+    assert frontend.ask(2, version="B").outputs["prediction"] == [1]
     assert frontend.counted() == {"arrived": 2, "failed": 1, "answered": 1}
 
 
@@ -100,7 +101,7 @@ def test_it_is_ready_while_its_router_was_heard_of_late() -> None:
     assert frontend.admission.is_ready
     frontend.bridge.heard_s = 2.5
     assert not frontend.admission.is_ready
-    assert len(frontend.ask(0)) == 1
+    assert frontend.ask(0).version == "B"
 
 
 def failed_by(reason: str) -> Callable[..., asyncio.Future[Any]]:

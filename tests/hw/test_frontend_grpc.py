@@ -206,13 +206,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "image.shape: found [1, 1, 8, 9]": (asked(torch.zeros(1, 1, 8, 9)), "INVALID_ARGUMENT"),
     "image.shape: found [25, 1, 8, 8], expected [1 to 24": (asked(torch.zeros(25, 1, 8, 8)), "INVALID_ARGUMENT"),
     "holds values that are not finite numbers": (asked(ONE * torch.inf), "INVALID_ARGUMENT"),
-    "raw_input_contents: found 1 of 4 bytes; its shape makes one of 256": (
+    "image.raw_input_contents: found 4 bytes, its shape makes 256": (
         {**asked(ONE), "raw_input_contents": [bytes(4)]}, "INVALID_ARGUMENT",
     ),
-    "raw_input_contents: found 2 of 256, 256 bytes": (
+    "image.raw_input_contents: found 2, expected one for each input": (
         {**asked(ONE), "raw_input_contents": [bytes(256)] * 2}, "INVALID_ARGUMENT",
     ),
-    "`contents` must be left out": (
+    "that `contents` is left out": (
         {**asked(ONE, is_raw=False), "raw_input_contents": [bytes(256)]}, "INVALID_ARGUMENT",
     ),
     "image.contents.fp32_contents: found 0 values": ({**asked(ONE), "raw_input_contents": []}, "INVALID_ARGUMENT"),

@@ -55,8 +55,9 @@ class Ingoing:
     def __init__(self) -> None:
         bridge: Any = SimpleNamespace(served=SERVED, is_ready=False, is_draining=False, inside=0)
         page: Any = None
+        transforms: Any = None
         self.metrics = Metrics(lambda: SERVED, lambda: 0, lambda: None, lambda: 0.0)
-        admission = Admission(bridge, self.metrics, page, LIMITS, {}, 1.0, Sparing(JOURNAL))
+        admission = Admission(bridge, self.metrics, page, LIMITS, {}, 1.0, Sparing(JOURNAL), transforms)
         self.calls = Calls(admission, self.metrics, LIMITS)
 
     async def infer(self, caller: Caller) -> None:

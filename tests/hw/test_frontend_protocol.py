@@ -20,10 +20,12 @@ from hw.frontend.connections import SHORTEST_TOKEN, read_tokens
 from hw.frontend.inference_protocol import (
     JSON_BYTES,
     Answer,
+    Outcome,
     Request,
     RequestClass,
     RequestError,
     Served,
+    outputs_of,
     read_request,
     write_answer,
 )
@@ -94,8 +96,8 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "image.data: holds a number that is too large": (body(tensor(data=[10**400] * 24)), None),
     "not finite numbers": (body(tensor(data=[1e39] * 24)), None),
     "holds values that are not finite numbers": binary(np.full(24, np.nan, np.float32).tobytes()),
-    "binary_data_size: 92 is said": binary(bytes(92)),
-    "has no binary_data_size": (body() + b"x", str(len(body()))),
+    "image.binary_data_size: found 92 bytes, its shape makes 96": binary(bytes(92)),
+    "1 bytes behind the JSON are in no tensor's binary_data_size": (body() + b"x", str(len(body()))),
     "Content-Length: found '-1'": (body(), "-1"),
     "Content-Length: found '1e2'": (body(), "1e2"),
     "Content-Length: found '999999'": (body(), "999999"),
@@ -196,7 +198,7 @@ def test_answers_come_as_they_were_wanted(wanted: tuple[bool | None, ...]) -> No
     answers = [
         Answer(prediction, (0.5, 1.0), row.tobytes(), "v", 7) for prediction, row in zip((3, 1), scores, strict=True)
     ]
-    written, length = write_answer(request, answers, SERVED)
+    written, length = write_answer(request, Outcome(outputs_of(answers, SERVED), "v", 7), SERVED)
     head, tail = json.loads(written[:length]), written[length:] if length else b""
     assert (head["id"], head["model_name"], head["model_version"]) == ("me", "m", "v")
     assert [each["name"] for each in head["outputs"]] == (names or list(SERVED.outputs))

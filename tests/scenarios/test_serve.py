@@ -512,6 +512,65 @@ def test_a_request_is_served_as_its_class(tmp_path: Path) -> None:
         assert served.end()[0] == 0
 
 
+AROUND = """import numpy as np
+
+class Around:
+    def __init__(self, served):
+        self.shape = served.shape
+        print("made")
+
+    example = {"grey": np.zeros((1, 1))}
+
+    def before(self, inputs):
+        return np.broadcast_to(inputs["grey"].astype("float32"), (len(inputs["grey"]), *self.shape))
+
+    def after(self, outputs):
+        return {"label": np.array([f"none of {each}" for each in outputs["prediction"]])}
+
+class Broken(Around):
+    def after(self, outputs):
+        return outputs["scores"]
+"""
+
+
+def test_custom_code_is_served_and_ends_with_the_command(tmp_path: Path, usual_interrupts: None) -> None:
+    """It is reported before it runs, what it prints is on standard error, and none of its processes is left."""
+    path = scenario(tmp_path, 1, 1)
+    (tmp_path / "around.py").write_text(AROUND)
+    with serving([str(path), "--router", "jsq", "--transform", "around:Around"], tmp_path) as served:
+        assert "own code: around.py: Around (--transform) runs with your rights\n" in served.said
+        assert "made\n" in served.said
+        grey = {"name": "grey", "datatype": "FP64", "shape": [2, 1], "data": [0.5, 1]}
+        with urlopen(f"{served.url}/infer", json.dumps({"inputs": [grey]}).encode()) as answer:
+            label = {"name": "label", "datatype": "BYTES", "shape": [2], "data": ["none of -1"] * 2}
+            assert json.load(answer)["outputs"] == [label]
+        for wrong in ({"name": "image"}, {"datatype": "FP32"}, {"shape": [2]}):
+            with pytest.raises(HTTPError, match="400"):
+                urlopen(f"{served.url}/infer", json.dumps({"inputs": [{**grey, **wrong}]}).encode())
+        with pytest.raises(InputError, match=r"takes 'grey' \('FP64'\) for custom code, and not numbers"):
+            slimsched.generate_load(served.url, duration_s=0.1)
+        schema = json.load(urlopen(f"http://127.0.0.1:{served.port}/openapi.json"))["components"]["schemas"]
+        assert schema["Images"]["properties"]["name"] == {"enum": ["grey"]}
+        left = served.processes()
+        assert sum("transform_process" in " ".join(each.cmdline()) for each in left) == 2
+        code, out, err = served.end()
+    assert (code, out) == (0, "2 images were accepted, 2 answered, 0 given up\n")
+    assert set(err.splitlines()) <= {"made"}
+    assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+
+
+def test_custom_code_that_fails_is_one_line_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "around.py").write_text(AROUND)
+    path = str(scenario(tmp_path, 1, 1))
+    command = ["serve", path, "--port", "0", "--router", "jsq", "--out", "run", "--transform", "around:Broken"]
+    assert main(command) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "slimsched: --transform: 'around:Broken': KeyError: 'scores' (around.py, line 18)"
+
+
 @pytest.mark.parametrize("wrong", ["gold", "=1", "gold=0", "gold=x", "gold=-1", "gold=inf"])
 def test_a_mix_that_is_none_is_told(wrong: str) -> None:
     with pytest.raises(InputError, match="expected NAME=NUMBER"):
