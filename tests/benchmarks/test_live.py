@@ -70,7 +70,6 @@ T, L, F = FOCAL, LADDER, FIXED
 
 
 def test_values_inside_their_ranges_are_counted(tmp_path: Path) -> None:
-    """Of routers that are judged; what has no ranges is left out."""
     found = measured(tmp_path / "run", (T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95), (F, 1.0, 1.0, 0.95))
     ours, rival, last = found["rows"]
     ours["coverage"] = {"latency_mean": coverage_of(4), "latency_p99": coverage_of(5)}
@@ -89,7 +88,6 @@ def coverage_of(inside: int) -> Coverage:
 
 
 def test_a_rule_is_the_baseline_of_both_compasses(tmp_path: Path) -> None:
-    """Not the other Compass, however quick."""
     both_and_one = (T, 0.9, 1.0, 0.95), (COMPASS, 0.8, 0.9, 0.95), (L, 1.2, 1.25, 0.95)
     row = summary_row("drawn", measured(tmp_path / "run", *both_and_one))
     assert row["best_baseline"] == L
@@ -158,7 +156,6 @@ def test_what_compass_is_worse_at_and_at_which_accuracy_is_told(tmp_path: Path) 
 
 @pytest.mark.parametrize(("counts", "told"), [((0, 1, 3), 1), ((3, 3), 3), ((), 0)])
 def test_the_fewest_searches_of_a_router_are_told(counts: tuple[int, ...], told: int, tmp_path: Path) -> None:
-    """A fixed tuple, all of which are looked at, has none."""
     folder = folder_of(tmp_path / "run", validation((T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95)))
     for place, count in enumerate(counts):
         write_rule(tmp_path / "run" / f"router{place}.rule.yaml", LadderRule(made_by={"searches": count}))

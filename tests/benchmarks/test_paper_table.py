@@ -41,7 +41,6 @@ def test_the_published_values_stand_exactly(table: PaperTable) -> None:
 
 
 def test_it_is_complete_and_within_what_is_published(table: PaperTable) -> None:
-    """All 256 tuples, none below the narrowest or above the widest."""
     assert table.tuples == tuple(product(WIDTHS, repeat=SEGMENTS))
     assert min(table.shares) == 0.7030
     assert max(table.shares) == 0.7643

@@ -34,7 +34,6 @@ def model_costs() -> ModelCosts:
 
 
 def all_keys() -> list[Key]:
-    """Every legal key of the model above."""
     return [(1, w, 0.0) for w in WIDTHS] + [(2, w, p) for w in WIDTHS for p in WIDTHS]
 
 
@@ -69,7 +68,6 @@ class FakeBench:
         return self.now_ns
 
     def truth_s(self, point: Point) -> float:
-        """The solo latency without jitter."""
         speed = 1e-3 * point.segment * point.width * (1 + point.previous_width)
         return max(6 * speed, 2 * speed + speed * point.batch)
 
@@ -81,11 +79,9 @@ class FakeBench:
         return BatchLoad(demand(point.batch, self.truth_s(point), peak), host, host, min(1.0, moved), process)
 
     def host_share(self, point: Point) -> float:
-        """Falls with the batch."""
         return 1.0 / (1.0 + point.batch / 8)
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
-        """From disk it is slower."""
         self._pass(0.002)
         assert instance not in self.held
         self.loads += 1
@@ -93,7 +89,6 @@ class FakeBench:
         return (0.02 if from_disk else 0.005), int(1000 * width)
 
     def unload(self, instance: int) -> float:
-        """Frees it."""
         self._pass(0.001)
         del self.held[instance]
         return 0.001
@@ -118,7 +113,6 @@ class FakeBench:
     def points(
         self, instance: int, points: Sequence[Point], warmup: int, repeats: int, min_s: float
     ) -> tuple[list[Loop], int]:
-        """In the instance that is loaded."""
         assert {point.key[:2] for point in points} <= {self.held[instance]}
         return [self.solo(point, warmup, repeats, min_s) for point in points], len(points) - self.refused
 
@@ -129,7 +123,6 @@ class FakeBench:
         return medians_s
 
     def beside_load(self, point: Point, segment: int, width: float) -> tuple[float, float]:
-        """Known, too."""
         self._pass(0.5)
         return self.truth_s(point), self.load_factor * self.truth_s(point)
 
@@ -169,7 +162,6 @@ class FakeBench:
         return [5e-5 + size_bytes / 1e9] * number
 
     def joules(self, point: Point) -> float:
-        """Above idle, of one image."""
         return 1e-9 * model_costs().keys[point.key].macs
 
     def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
@@ -194,7 +186,6 @@ class FakeBench:
 
 
 def facts(kind: str = "cpu", padded_sizes: tuple[int, ...] = ()) -> DeviceFacts:
-    """Of the fake device."""
     return DeviceFacts(
         info=DeviceInfo(kind="cuda" if kind == "cuda" else "cpu", name="fake", vram_bytes=10**9),
         execution={"dtype": "float32"},

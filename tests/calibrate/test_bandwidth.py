@@ -54,5 +54,4 @@ def test_a_gpu_that_fails_is_named() -> None:
 
 
 def test_a_cpus_memory_has_some_bandwidth() -> None:
-    """Between a slow virtual machine's and the fastest server's."""
     assert 1e8 < cpu_bandwidth_bytes_s(1) < 1e12

@@ -40,7 +40,6 @@ class Drifting(FakeBench):
     bursts: float = 0.0
 
     def truth_s(self, point: Point) -> float:
-        """All passes are longer by a factor."""
         return self.times * super().truth_s(point)
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, **options: Any) -> Loop:
@@ -111,7 +110,6 @@ def test_only_sharing_between_processes_has_changed(profile: Profile) -> None:
 
 
 def test_sets_across_processes_are_not_measured_where_the_profile_knows_of_none(profile: Profile) -> None:
-    """No second process is asked for then."""
     within = profile.concurrency.model_copy(update={"across_beta": None})
     found = by_name(FakeBench(), profile.model_copy(update={"concurrency": within}))
     assert list(found) == [SOLO_ERROR, CONCURRENCY_ERROR]
@@ -133,8 +131,6 @@ def test_a_device_whose_host_lends_its_speed_is_checked_at_full_speed(tmp_path: 
 
 
 def test_errors_on_both_sides_drift_without_a_bias(profile: Profile) -> None:
-    """Half of the keys faster, half slower: no direction is named."""
-
     class Mixed(Drifting):
         def truth_s(self, point: Point) -> float:
             return (1.3 if point.width == 1.0 else 0.75) * super().truth_s(point)
@@ -220,7 +216,6 @@ def test_what_is_allowed_follows_from_what_the_profile_states(profile: Profile) 
 
 
 def test_no_points_are_no_check(profile: Profile) -> None:
-    """Refused before anything is measured."""
     bench = FakeBench()
     with pytest.raises(InputError, match="at least 1"):
         check(bench, profile, np.random.default_rng(0), points=0)

@@ -39,7 +39,6 @@ PROFILES = {name: synthesize(GPUS[name], COSTS, 128) for name in GPUS}
 
 @pytest.mark.parametrize("name", GPUS)
 def test_slower_with_batch_width_and_previous_width(name: str) -> None:
-    """More work is never faster."""
     curves = {(c.segment, c.width, c.previous_width): c.mean_s for c in PROFILES[name].latency}
     for latency_s in curves.values():
         assert list(latency_s) == sorted(latency_s)
@@ -166,7 +165,6 @@ def test_the_label_is_datasheet_and_it_survives_a_file() -> None:
 
 
 def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
-    """The nearest known name is offered."""
     assert find_gpu("NVIDIA GeForce RTX 2080 Ti").name == "RTX 2080 Ti"
     assert find_gpu("V100").name == "V100 SXM2"
     assert find_gpu("h100-sxm").name == "H100 SXM"

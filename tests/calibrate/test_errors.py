@@ -21,7 +21,6 @@ def test_repeatability_does_not_depend_on_the_number_of_rounds(rounds: int) -> N
 
 
 def test_a_size_is_predicted_from_the_others() -> None:
-    """Each one between two others, by the replayed curve."""
     shares = (0.5,) * 4
     known = LatencyCurve(
         segment=1,

@@ -23,19 +23,10 @@ from calibrate.sharing_and_energy import (
 from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.device_model import Sharing, clock_ratio
-from sim.device_profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
+from sim.device_profile import AT_ONCE, Concurrency, Power, Profile, StatedError
 from sim.device_tables import compile_tables
 from tests import tiny
-from tests.calibrate.fake import (
-    AWAKE_W,
-    LIMIT,
-    REFERENCE_S,
-    SLOW_FACTOR,
-    SLOW_REFERENCE,
-    FakeBench,
-    facts,
-    model_costs,
-)
+from tests.calibrate.fake import AWAKE_W, LIMIT, REFERENCE_S, SLOW_FACTOR, SLOW_REFERENCE, FakeBench, facts, model_costs
 from tests.calibrate.test_measure import PLENTY_S, session
 
 
@@ -45,10 +36,6 @@ def measured(bench: FakeBench, tmp_path: Path, budget_s: float = PLENTY_S) -> li
 
 def errors(profile: Profile) -> dict[str, StatedError]:
     return {error.metric: error for error in profile.errors}
-
-
-def curve_of(profile: Profile, point: Point) -> LatencyCurve:
-    return next(c for c in profile.latency if (c.segment, c.width, c.previous_width) == point.key)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.2), (0.0, 1.0), (2.0, 0.7)])
@@ -165,8 +152,6 @@ def test_what_is_held_out_enters_no_fit(tmp_path: Path) -> None:
 
 
 def test_a_key_without_measurement_is_refused(tmp_path: Path) -> None:
-    """A profile with a hole is not a profile."""
-
     def of_another(measurement: Measurement) -> bool:
         step, _ = measurement
         return not (isinstance(step, InstancePoints) and step.segment == 1 and step.width == 0.5)
@@ -263,7 +248,6 @@ def test_the_share_of_slow_spells_is_one_of_time(tmp_path: Path) -> None:
 
 
 def test_crowding_across_processes_is_told_from_that_within_one(tmp_path: Path) -> None:
-    """Sets of both kinds: each has its own exponent."""
     bench = FakeBench(beta=1.0, across_beta=1.4)
     found = fit(measured(bench, tmp_path), model_costs(), facts(), "fake").concurrency
     assert found.beta == pytest.approx(1.0, abs=0.01)
@@ -331,7 +315,6 @@ def test_sets_a_little_above_the_cap_do_not_tell_how_clocks_fall() -> None:
 
 
 def test_errors_have_kinds_and_ranges_are_told(tmp_path: Path) -> None:
-    """Each metric with its kind; four ran at once, in two processes."""
     found = fit(measured(FakeBench(), tmp_path), model_costs(), facts(), "fake", ["further rounds: 1 of 2 steps"])
     kinds = {(error.metric, error.kind) for error in found.errors}
     held_out = {(metric, "held out") for metric in (CONCURRENCY_ERROR, ACROSS_ERROR, ENERGY_ERROR)}
@@ -390,7 +373,6 @@ def test_a_size_that_goes_at_once_does_not_bend_a_link(odd: int) -> None:
 
 
 def test_a_link_has_no_negative_latency_and_no_endless_bandwidth() -> None:
-    """Whatever was measured."""
     assert link_of({256: 1e-5, 1 << 20: 1.0}).latency_s == 0
     level = link_of({256: 2e-3, 1 << 20: 1e-3})
     assert level.latency_s in (1e-3, 2e-3)

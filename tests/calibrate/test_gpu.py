@@ -57,7 +57,6 @@ def test_what_is_served_is_what_is_measured(tmp_path: Path, limit: int) -> None:
 
 
 def test_another_size_is_refused(tmp_path: Path) -> None:
-    """In a profile, and as a server's batch limit."""
     found = profile_of(FakeBench(), tmp_path / "log")
     assert compile_tables(found, 8).padded_sizes == (1, 2, 4, 8)
     with pytest.raises(InputError, match=r"padded_sizes.*batch limit of 12"):
@@ -98,7 +97,6 @@ def test_disturbed_rounds_count_for_repeatability(tmp_path: Path) -> None:
 
 
 def test_loads_slow_others_down_and_refused_captures_are_counted(tmp_path: Path) -> None:
-    """Both stand in the profile."""
     found = profile_of(FakeBench(load_factor=2.5, refused=1), tmp_path / "log")
     passes = len(all_keys()) * len(powers_of_two(LIMIT))
     assert found.beside_load == pytest.approx(2.5)

@@ -52,12 +52,10 @@ def written(path: Path) -> bytes:
 
 @pytest.mark.parametrize("result", RESULTS)
 def test_a_result_reads_back(result: Result) -> None:
-    """Plain data and back."""
     assert from_jsonable(to_jsonable(result)) == result
 
 
 def test_a_log_reads_back(tmp_path: Path) -> None:
-    """All steps and the time that they took."""
     written(tmp_path / "log")
     with Log(tmp_path / "log", STAMP) as log:
         assert list(log.results.values()) == RESULTS
@@ -126,7 +124,6 @@ def test_what_is_no_log_is_refused_and_left_as_it_was(tmp_path: Path, text: byte
 
 @pytest.mark.parametrize("text", [b"", HEADER[:16], HEADER + b'{"torn'])
 def test_what_a_crash_tore_is_a_log(tmp_path: Path, text: bytes) -> None:
-    """But not one whose header was torn in another's stamp."""
     path = tmp_path / "log"
     path.write_bytes(text)
     Log(path, STAMP).close()
@@ -168,15 +165,12 @@ def test_a_full_disk_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_was_full_before_is_work_that_failed(tmp_path: Path) -> None:
-    """Nothing measured yet, nothing kept; the remedy is the same."""
     with files_of_at_most(5), pytest.raises(WorkError, match="make room: 0 finished steps"):
         Log(tmp_path / "log", STAMP)
     written(tmp_path / "log")
 
 
 def test_work_that_fails_is_told_with_the_log_that_is_kept(tmp_path: Path) -> None:
-    """As when a device is lost in the middle."""
-
     def lose() -> None:
         with Log(tmp_path / "log", STAMP) as log:
             log.append("step", 1.0, RESULTS[0])
@@ -187,7 +181,6 @@ def test_work_that_fails_is_told_with_the_log_that_is_kept(tmp_path: Path) -> No
 
 
 def test_a_path_that_cannot_be_a_log_is_refused(tmp_path: Path) -> None:
-    """A folder, or below a file."""
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "log"):
         with pytest.raises(InputError, match="cannot be a log"):

@@ -91,7 +91,6 @@ def test_progress_counts_up_and_time_left_stays_within_the_budget(tmp_path: Path
 
 
 def test_sets_last_until_the_slowest_member_has_finished_several(tmp_path: Path) -> None:
-    """By the passes that were timed just before."""
     asked: list[tuple[tuple[Point, ...], float]] = []
 
     class Asked(FakeBench):
@@ -110,7 +109,6 @@ def test_sets_last_until_the_slowest_member_has_finished_several(tmp_path: Path)
 def test_rounds_that_others_disturbed_count_only_without_better_ones(
     tmp_path: Path, shares: tuple[float, ...], kept: int
 ) -> None:
-    """The least disturbed one, if all were."""
     loops = []
     for share in shares:
         bench = FakeBench(background_share=share)

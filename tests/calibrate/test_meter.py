@@ -36,20 +36,17 @@ def looks(powers_w: list[float | None], energies_j: list[float | None]) -> list[
 
 
 def test_the_counter_is_preferred_to_polling() -> None:
-    """Joules over seconds, after the rise."""
     seen = looks([0.0, 1.0, 1.0, 1.0], [0.0, 500.0, 600.0, 700.0])
     power = mean_power(seen, 1.0)
     assert (power.power_w, power.provenance, power.utilization) == (100.0, Provenance.MEASURED, 0.5)
 
 
 def test_polling_drops_the_rise() -> None:
-    """The first second still shows what was before."""
     power = mean_power(looks([5.0, 90.0, 110.0], [None] * 3), 1.0)
     assert (power.power_w, power.provenance) == (100.0, Provenance.POLLED)
 
 
 def test_a_silent_sensor_is_an_error() -> None:
-    """No power is not zero power."""
     with pytest.raises(WorkError, match=r"said nothing .*; give a larger budget.* or reboot"):
         mean_power(looks([None, None, None], [None] * 3), 1.0)
     with pytest.raises(WorkError, match="said nothing"):
@@ -180,7 +177,6 @@ def test_how_long_clocks_stay_up_is_seen(make: Make, seconds: float) -> None:
 
 
 def test_what_does_not_fall_has_no_such_state() -> None:
-    """Nor has a device whose power nobody tells."""
     rig = _after_a_load(HOPPER, 0.0, None)
     assert fall_s(seen_over(rig.nvml_device, rig.meter.sensor, 6.0), rig.meter.rise_s) == 0.0
     assert fall_s(looks([None] * 8, [None] * 8), 0.0) == 0.0
@@ -222,26 +218,6 @@ def test_slow_calls_of_a_sensor_do_not_bend_its_counter() -> None:
     assert rig.meter.mean(seen_over(rig.nvml_device, rig.meter.sensor, 4.0), 1.0).power_w == pytest.approx(
         true_w, rel=0.02
     )
-
-
-def test_a_part_time_counter_is_right_about_steady_loads_alone() -> None:
-    """It sees the last 25 of each 100 ms: bursts in step with that alias, and counter and polling agree about them."""
-    rig = Rig.of(FakeNvmlDevice(HOPPER, part_time=True, rise_s=0.002))
-    rig.nvml_device.load = 0.5
-    steady = rig.meter.mean(seen_over(rig.nvml_device, rig.meter.sensor, 3.0), 1.0)
-    assert steady.power_w == pytest.approx(
-        rig.nvml_device.idle_w + 0.5 * (rig.nvml_device.busy_w - rig.nvml_device.idle_w), rel=0.02
-    )
-    seen: list[Watched] = []
-    while rig.nvml_device.now_s % 0.1 > 1e-6 and 0.1 - rig.nvml_device.now_s % 0.1 > 1e-6:
-        rig.nvml_device.advance(0.001)
-    for _ in range(30):  # a quarter of the time, while nobody looks
-        rig.nvml_device.load = 1.0
-        seen += seen_over(rig.nvml_device, rig.meter.sensor, 0.026, 0.013)
-        rig.nvml_device.load = 0.0
-        seen += seen_over(rig.nvml_device, rig.meter.sensor, 0.074, 0.037)
-    true_w = rig.nvml_device.idle_w + 0.26 * (rig.nvml_device.busy_w - rig.nvml_device.idle_w)
-    assert rig.meter.mean(seen, 1.0).power_w < 0.6 * true_w
 
 
 def test_details_have_a_pace_of_their_own() -> None:

@@ -86,7 +86,6 @@ def test_all_else_is_between_the_first_two_rounds(kind: Kind) -> None:
 
 
 def test_a_third_of_the_sets_and_of_the_power_points_is_held_out() -> None:
-    """In one process and across two, of two and of four."""
     sets = [p.step for p in plan().steps if isinstance(p.step, Together) and p.round == 1]
     for across in (False, True):
         for held_out, number in ((True, 2), (False, 4)):
@@ -121,7 +120,6 @@ def test_the_smallest_network_has_each_step_once() -> None:
 
 
 def test_paths_follow_one_another() -> None:
-    """Each has a legal key a segment, and one size."""
     (paths,) = {p.step for p in plan("cuda").steps if isinstance(p.step, Paths)}
     assert len(paths.paths) == PATHS
     for path in paths.paths:
@@ -140,7 +138,6 @@ def test_transfers_go_up_to_the_largest_block(largest_bytes: int, more: tuple[in
 
 
 def test_the_largest_block_is_of_the_segment_that_leaves_most() -> None:
-    """Half of an arena at most."""
     costs = costs_of(SlimResNet(TINY), "tiny", "0")
     image_bytes = max(max(row) for row in costs.info.activation_bytes)
     assert largest_transfer_bytes(costs, 32) == 32 * image_bytes
@@ -149,7 +146,6 @@ def test_the_largest_block_is_of_the_segment_that_leaves_most() -> None:
 
 @given(st.integers(1, 300))
 def test_a_cpus_sizes_are_powers_of_two_and_the_limit(limit: int) -> None:
-    """At least four where there are so many."""
     grid = full_grid(limit)
     assert {1, limit} <= set(powers_of_two(limit)) <= set(grid)
     assert list(grid) == sorted(set(grid))

@@ -62,7 +62,6 @@ def test_a_probe_says_what_the_device_is() -> None:
 
 @pytest.fixture
 def nvml_device(monkeypatch: pytest.MonkeyPatch) -> FakeNvmlDevice:
-    """A GPU that `import pynvml` finds."""
     found = FakeNvmlDevice(HOPPER, "NVIDIA H200")
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(found)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -102,7 +101,6 @@ def test_work_that_failed_with_its_device_names_it(nvml_device: FakeNvmlDevice) 
 def test_a_gpu_without_a_library_or_a_place_is_refused(
     nvml_device: FakeNvmlDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the device and the remedy."""
     with pytest.raises(InputError, match="cuda:3: NVML knows no such device"):
         probe(DeviceSpec(kind="cuda", index=3))
     monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -118,7 +116,6 @@ def test_a_gpu_without_a_library_or_a_place_is_refused(
 
 
 def test_power_that_nothing_measures_is_given_or_published(nvml_device: FakeNvmlDevice) -> None:
-    """Else the message shows what to give."""
     nvml_device.refused = dict.fromkeys(
         ("nvmlDeviceGetPowerUsage", "NVML_FI_DEV_POWER_INSTANT", "NVML_FI_DEV_POWER_AVERAGE"),
         pynvml.NVML_ERROR_NOT_SUPPORTED,

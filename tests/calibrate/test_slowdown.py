@@ -24,7 +24,6 @@ def chain(slow_share: float, mean_slow_s: float, factor: float, passes: int) -> 
 
 
 def test_spells_are_seen() -> None:
-    """How long they last; and the reference without them."""
     found = look(*chain(0.4, 0.1, 1.5, 200_000))
     assert found.mean_slow_s == pytest.approx(0.1, rel=0.3)  # the shortest ones count as interrupts
     assert found.best_s == pytest.approx(REFERENCE_S, rel=0.06)

@@ -41,7 +41,6 @@ def test_the_same_stack_differs_in_nothing() -> None:
 
 @pytest.mark.parametrize("stamp", [name for name in GPU if name not in ("kind", "device")])
 def test_each_stamp_that_differs_is_one_line_with_both_values(stamp: str) -> None:
-    """What the profile has, what is here, and what to do about it."""
     (found,) = differences(GPU, {**GPU, stamp: "other"})
     assert found.stamp == stamp
     assert f"the profile has {GPU[stamp]}, here it is other; " in str(found)
@@ -76,7 +75,6 @@ def test_a_cpu_is_asked_for_no_driver() -> None:
 
 
 def test_a_profile_of_another_model_is_refused() -> None:
-    """Its numbers are of other weights, whatever the stack."""
     require_model(tiny.profile(), "0", "toy.yaml", "model.hash")
     with pytest.raises(InputError, match=r"toy.yaml: model.hash: .*model toy \(0\), this is 1234; calibrate this"):
         require_model(tiny.profile(), "1234", "toy.yaml", "model.hash")

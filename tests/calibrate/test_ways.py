@@ -83,7 +83,6 @@ def test_what_is_no_log_settles_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_a_cpu_and_what_is_given_are_left_as_they_are(tmp_path: Path) -> None:
-    """Of what is given only the sizes are settled; a CPU has none."""
     given = _wanted(tmp_path / "log", FIRST, ())
     found, words = settled(given, _first_wins)
     assert (found.device, words) == (replace(FIRST, warm_sizes=SIZES), "")

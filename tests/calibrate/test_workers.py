@@ -111,7 +111,6 @@ def test_processes_begin_together_or_the_set_is_no_good(ready_s: float, tries: i
 
 
 def test_senseless_requests_are_refused(model: Path, tmp_path: Path) -> None:
-    """Before anything is started."""
     for budget_s, limit, key in ((0.0, 8, "budget"), (float("nan"), 8, "budget"), (10.0, 0, "batch_limit")):
         with pytest.raises(InputError) as refused:
             CalibrationRequest(

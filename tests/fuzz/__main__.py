@@ -58,7 +58,6 @@ def work_through(given: argparse.Namespace, tally: Tally) -> None:
 
 
 def main() -> int:
-    """Exit code 1 where something failed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

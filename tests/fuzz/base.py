@@ -40,7 +40,6 @@ RULES: Final = {
 
 @cache
 def base() -> dict[str, bytes]:
-    """Return the files' contents by name."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         scenario = write_scenario(folder)

@@ -94,7 +94,6 @@ class Box:
         return found
 
     def remove(self) -> None:
-        """All of it."""
         for pipe in self._pipes:
             os.close(pipe)
         shutil.rmtree(self.root, ignore_errors=True)

@@ -115,7 +115,6 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float = LONGEST_S) -> int:
-        """The same, when it has ended."""
         ends_s = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > ends_s:
@@ -124,7 +123,6 @@ class Forked:
         return code
 
     def send_signal(self, sign: signal.Signals) -> None:
-        """To it alone."""
         os.kill(self.pid, sign)
 
 
@@ -136,7 +134,6 @@ def end(process: Forked | subprocess.Popen[bytes]) -> int:
 
 
 def text_of(path: Path) -> str:
-    """What was said so far."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
@@ -228,7 +225,6 @@ def _left_behind(run: Path, memory: set[Path]) -> Iterator[str]:
 
 
 def _maps() -> str:
-    """What all processes have mapped."""
     texts = []
     for path in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

@@ -10,8 +10,6 @@ from tests.fuzz.trial import BAD, GOOD, Outcome
 
 
 class Tally:
-    """What came of many trials."""
-
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.signatures: Counter[str] = Counter()
@@ -34,20 +32,16 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """Trials so far."""
         return sum(self.counts.values())
 
     @property
     def bad(self) -> int:
-        """Those that ended as nothing may."""
         return sum(count for (_, kind), count in self.counts.items() if kind in BAD)
 
     def progress(self) -> str:
-        """In a line."""
         return f"{self.done}: {self.bad} bad ({self.done / max(1e-9, time.monotonic() - self._began_s):.1f} a second)"
 
     def table(self) -> str:
-        """Rows are families, columns kinds."""
         kinds = [*GOOD, *BAD]
         families = sorted({family for family, _ in self.counts})
         width = max(map(len, [*families, "all"]))
@@ -65,6 +59,5 @@ class Tally:
 
 
 def say(text: str) -> None:
-    """A line now."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -58,7 +58,6 @@ def _tiny(old: str = "", new: str = "") -> bytes:
 
 
 def _contents() -> Mapping[str, tuple[Content, ...]]:
-    """Whole files, by name; all refused."""
     table, learned, (head, *rows) = base()["accuracy.json"], base()["ppo.safetensors"], TRACE.splitlines(keepends=True)
     body = "".join(rows)
     size = int.from_bytes(learned[:8], "little")
@@ -167,7 +166,6 @@ def call(files: Mapping[str, Content], words: str, root: Path, output: str = "")
 
 
 def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
-    """In one short, printable line."""
     for files, words in refused():
         code, said, problems = call(files, words, tmp_path / "box")
         shown = f"{words[:80]}, {[str(content)[:400] for content in files.values()]}: {said}"
@@ -177,6 +175,5 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_odd_is_carried_out(tmp_path: Path) -> None:
-    """Through links, devices and pipes, too, and in silence."""
     for files, words, output in accepted():
         assert call(files, f"{words} --quiet", tmp_path / "box", output) == (0, "", []), words

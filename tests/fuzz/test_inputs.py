@@ -172,7 +172,6 @@ def test_a_damaged_file_is_read_or_refused(name: str, data: st.DataObject) -> No
 @drawn
 @given(st.data())
 def test_words_are_taken_or_refused(data: st.DataObject) -> None:
-    """Nothing is done with what is taken."""
     command = data.draw(st.sampled_from(list(COMMANDS)))
     flags = st.sampled_from([*flags_of(command), "--json", "--quiet", "--help"])
     words = data.draw(st.lists(st.one_of(flags, st.sampled_from(NAMES), TEXTS, ODD.map(str)), max_size=6))

@@ -49,7 +49,6 @@ class FakeNvmlDevice:
     Attributes:
         awake_w, fall_s: what it draws when nothing runs but clocks are still up, for so long after a load.
         call_s: how long each call takes.
-        part_time: the counter knows only what its sensor saw, the last 25 of each 100 ms (arXiv 2312.02741).
         refused: an NVML function or constant of a field, and the error code that it gives.
         enforced_w: the limit that clips, where it is another than the one that was set.
         counts: False if the energy counter stands still.
@@ -71,7 +70,6 @@ class FakeNvmlDevice:
     awake_w: float | None = None
     fall_s: float = 0.0
     call_s: float = 0.0
-    part_time: bool = False
     refused: dict[str, int] = field(default_factory=dict)
     power_mw: Callable[[float], float] = lambda milliwatts: milliwatts
     processes: list[int] = field(default_factory=list)
@@ -108,14 +106,12 @@ class FakeNvmlDevice:
 
     @property
     def is_awake(self) -> bool:
-        """Whether its clocks are up."""
         return bool(self.load) or self.now_s - self._loaded_s < self.fall_s
 
     def sm_clock_mhz(self) -> int:
         return 1500 if self.is_awake or not self.fall_s else 345
 
     def load_driver_again(self) -> None:
-        """The energy counter starts from scratch."""
         self._counted_from_j = self._energy_j[-1]
 
     def _rest_w(self) -> float:
@@ -131,14 +127,7 @@ class FakeNvmlDevice:
     def counter_mj(self) -> int:
         assert self.make.counter_period_s is not None
         at = self._renewed(self.make.counter_period_s)
-        counted_j = self._part_time_j(at) if self.part_time else self._energy_j[at]
-        return int(max(0.0, counted_j - self._counted_from_j) * 1000 * self.counts)
-
-    def _part_time_j(self, at: int) -> float:
-        """As if each 100 ms had been like their last 25."""
-        whole, seen = round(0.1 / STEP_S), round(0.025 / STEP_S)
-        ends = range(whole, at + 1, whole)
-        return sum((self._energy_j[end] - self._energy_j[end - seen]) * whole / seen for end in ends)
+        return int(max(0.0, self._energy_j[at] - self._counted_from_j) * 1000 * self.counts)
 
     def _mean(self, integral: list[float], window_s: float) -> float:
         end = self._renewed(self.make.period_s)

@@ -114,7 +114,6 @@ class Frontend:
         return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
     def counted(self, *key: str) -> float:
-        """Since the test began."""
         return self.metrics().get(key, 0.0) - self.before.get(key, 0.0)
 
     def until(self, is_so: Callable[[], bool]) -> None:
@@ -133,7 +132,6 @@ class Frontend:
         return sum(server.images for server in self.tally.servers)
 
     def decides_and_is_not_ready(self) -> bool:
-        """Its loop goes on by one decision."""
         self.gate.allowed.release()
         return self.ask("GET", "/v2/health/ready")[0] == 503
 

@@ -36,7 +36,6 @@ RATE_PER_S = 40.0
 
 
 def links(address: str) -> None:
-    """Between all hosts of that cluster."""
     with joined(address, "cluster", "address", beyond_loopback=True) as cluster:
         hosts = Hosts(cluster, "scenario")
         print(json.dumps(msgspec.to_builtins(measure_links(hosts, hosts.names()))))

@@ -36,7 +36,6 @@ class Strangers:
 
 
 def test_the_one_that_was_silent_for_longest_gives_way() -> None:
-    """But none that has just come, and none that is served."""
     found = Strangers(most=3)
     assert [found.come(name, at_s) for name, at_s in (("a", 0.0), ("b", 0.1), ("c", 0.2))] == [True] * 3
     assert not found.come("d", SILENT_S - 0.01)
@@ -92,8 +91,6 @@ def test_without_tokens_only_this_host_is_meant(host: str, origin: str, is_so: b
 
 
 class Readers:
-    """Requests that are read at once."""
-
     def __init__(self, most_bytes: int) -> None:
         self.room, self.most_bytes, self.held_bytes, self.largest_bytes = ReadingRoom(most_bytes), most_bytes, 0, 0
         self.read: list[Hashable] = []

@@ -68,7 +68,6 @@ def test_a_measured_table_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_table_of_the_paper_comes_back(tmp_path: Path) -> None:
-    """Without bits, model or images."""
     save_accuracy(tmp_path / "paper.json", PAPER)
     assert load_accuracy(tmp_path / "paper.json") == PAPER
     document = json.loads((tmp_path / "paper.json").read_text())
@@ -124,7 +123,6 @@ def test_a_broken_table_is_refused(tmp_path: Path, table: str, changes: Any, key
 
 @pytest.mark.parametrize("content", ["", "{", "\x00", "[" * 100_000, "9" * 5000])
 def test_what_is_no_json_is_refused(tmp_path: Path, content: str) -> None:
-    """Cut off, empty, nested beyond all measure."""
     assert "cannot be read as JSON" in refusal(tmp_path / "bad.json", content).problem
 
 
@@ -153,7 +151,6 @@ KEYS = st.sampled_from(["provenance", "model", "dataset", "images", "tuples", "t
 def test_whatever_stands_there_one_kind_of_error_comes(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], kind: str
 ) -> None:
-    """A table or an `InputError`, and nothing else."""
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(text(PAPER if kind == "paper" else evaluation(), **changes))
     try:

@@ -56,7 +56,6 @@ class Frontend:
         return asyncio.run(self.admission.answers(request, b"", {}, version))
 
     def counted(self) -> dict[str, float]:
-        """Images, by what became of them."""
         found = re.findall(
             r"^slimsched_images_(\w+)_total(?:\{.*\})? (\S+)", self.metrics.text().decode(), re.MULTILINE
         )
@@ -86,15 +85,6 @@ def test_the_shortest_of_three_times_counts(service_class: int, timeout_ns: int 
     assert frontend.counted() == {"arrived": 1, "failed": 1}
 
 
-def test_who_asks_for_a_version_that_is_gone_is_counted_as_failed() -> None:
-    frontend = Frontend(at_once)
-    with pytest.raises(RequestError, match="version A is served no more, but B"):
-        frontend.ask(2, version="A")
-    assert frontend.counted() == {"arrived": 1, "failed": 1}
-    assert frontend.ask(2, version="B").outputs["prediction"] == [1]
-    assert frontend.counted() == {"arrived": 2, "failed": 1, "answered": 1}
-
-
 def test_it_is_ready_while_its_router_was_heard_of_late() -> None:
     """A router that stands still for some seconds is not; requests wait for it all the same."""
     frontend = Frontend(at_once)
@@ -113,23 +103,25 @@ def failed_by(reason: str) -> Callable[..., asyncio.Future[Any]]:
     return failed
 
 
-def test_who_is_too_much_for_the_promise_is_told_so() -> None:
-    """429, and no failure of ours."""
-    frontend = Frontend(failed_by(REFUSED))
-    with pytest.raises(RequestError, match="more could not be answered within the p99 latency promised") as error:
-        frontend.ask(0)
-    assert error.value.status == 429
-    assert frontend.counted() == {"arrived": 1, "refused": 1}
-
-
-def test_scores_that_are_no_numbers_are_the_clients_own() -> None:
-    """An image of values that are finite and huge gets 400, and is counted by its own label."""
-    frontend = Frontend(failed_by("no_prediction"))
-    with pytest.raises(RequestError, match="scores: not finite") as error:
-        frontend.ask(0)
-    assert error.value.status == 400
-    assert frontend.counted() == {"arrived": 1, "failed": 1}
-    assert 'images_failed_total{reason="no_prediction"} 1.0' in frontend.metrics.text().decode()
+@pytest.mark.parametrize(
+    ("submit", "version", "words", "status", "counted"),
+    [
+        (at_once, "A", "version A is served no more, but B", 404, "failed"),
+        (failed_by(REFUSED), "", "more could not be answered within the p99 latency promised", 429, "refused"),
+        (failed_by("no_prediction"), "", "scores: not finite", 400, "failed"),
+    ],
+)
+def test_who_is_not_answered_is_told_why_and_counted_once(
+    submit: Callable[..., asyncio.Future[Any]], version: str, words: str, status: int, counted: str
+) -> None:
+    """Scores of an image of values that are finite and huge are the client's own, and have a label of their own."""
+    frontend = Frontend(submit)
+    with pytest.raises(RequestError, match=words) as error:
+        frontend.ask(2, version=version)
+    assert error.value.status == status
+    assert frontend.counted() == {"arrived": 1, counted: 1}
+    label = 'images_failed_total{reason="no_prediction"} 1.0'
+    assert (label in frontend.metrics.text().decode()) == (status == 400)
 
 
 def test_a_fault_of_ours_is_one_line_and_one_answer() -> None:

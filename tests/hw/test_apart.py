@@ -38,7 +38,6 @@ def _die(tell: Tell) -> None:
 
 
 def test_it_tells_how_far_it_is_and_gives_what_it_made() -> None:
-    """In another process, and in this one alike."""
     heard: list[tuple[int, int]] = []
     for runner, is_here in ((apart, False), (here, True)):
         pid, total = runner(partial(_count, 4), lambda done, of: heard.append((done, of)))
@@ -48,7 +47,6 @@ def test_it_tells_how_far_it_is_and_gives_what_it_made() -> None:
 
 @pytest.mark.parametrize("error", [InputError("file", "key", "what is wrong"), WorkError("too bad")])
 def test_what_it_raises_is_what_it_was(error: Exception) -> None:
-    """So that a user's mistake stays one."""
     with pytest.raises(type(error)) as found:
         apart(partial(_fail, error), lambda *_: None)
     assert str(found.value) == str(error)
@@ -56,14 +54,11 @@ def test_what_it_raises_is_what_it_was(error: Exception) -> None:
 
 @pytest.mark.parametrize("work, said", [(_fail_oddly, "OddError: 1 and 2"), (_die, "exit code 70")])
 def test_what_can_not_be_told_is_said_in_words(work: Callable[[Tell], None], said: str) -> None:
-    """An error of nobody else's, and no word at all."""
     with pytest.raises(WorkError, match=said):
         apart(work, lambda *_: None)
 
 
 def test_who_stops_listening_stops_the_work() -> None:
-    """What is told may raise: a user who interrupts does not wait."""
-
     def enough(done: int, of: int) -> None:
         raise KeyboardInterrupt
 

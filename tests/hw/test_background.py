@@ -44,7 +44,6 @@ class Machine:
         return {pid: Used(share * self.now_s, cores) for pid, (share, cores) in self.own.items()}
 
     def over(self, *devices: tuple[int, ...], seconds: float = 10.0) -> BackgroundLoad | None:
-        """What a watch of these devices says."""
         watch = CoreWatch(devices, self.used, self.core_times, self.now_ns)
         self.now_s += 5.0  # before the start
         watch.start()
@@ -129,7 +128,6 @@ def gpu(nvml_device: FakeNvmlDevice, own: Sequence[int] = (OURS,)) -> GpuWatch:
 
 
 def test_what_others_have_of_a_gpu_is_told_by_process(nvml_device: FakeNvmlDevice) -> None:
-    """The mean over the looks, from the start on."""
     watch = gpu(nvml_device)
     nvml_device.used_pct = {OURS: 0, OTHER: 90}  # before the start
     nvml_device.advance(1.0)
@@ -198,7 +196,6 @@ def watched(*devices: DeviceSpec, pids: Sequence[int]) -> BackgroundWatch:
 
 
 def test_a_clusters_watch_is_of_all_its_devices(nvml_device: FakeNvmlDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cores and GPU together; the one that has most is told."""
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(nvml_device)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml_device.used_pct = {OURS: 0, OTHER: 100}

@@ -77,7 +77,6 @@ class InThread:
 def test_the_wait_for_a_gpu_is_no_work_of_its_host(
     model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same loop on a CPU counts all of it."""
     on_gpu, on_cpu = (_timed(model, path, monkeypatch, kind) for kind in ("cuda", "cpu"))
     spun_s = REPEATS * SPUN_S
     assert 0 < on_gpu.cpu_s < 0.7 * spun_s < 0.9 * spun_s < on_cpu.cpu_s
@@ -89,13 +88,7 @@ def test_the_wait_for_a_gpu_is_no_work_of_its_host(
     [("cuda", 0.001, 0, 2 * REPEATS + 2), ("cuda", 0.0, 0, 2), ("cpu", 0.001, 5, 0)],
 )
 def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
-    model: SlimResNet,
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    pause_s: float,
-    pauses: int,
-    looks: int,
+    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, pause_s: float, pauses: int, looks: int
 ) -> None:
     """There passes are so short that a pause's wait alone would count as disturbed; a CPU's loop is one piece.
 
@@ -273,7 +266,6 @@ def test_a_path_is_made_of_its_hops(graphed: Instances, monkeypatch: pytest.Monk
 
 
 def test_passes_beside_a_load_are_timed(graphed: Instances) -> None:
-    """While the load captures; a busy host makes either longer."""
     bench = DeviceBench(graphed, Activations((), 0, graphed.torch_device))
     found = bench.carry_out(BenchmarkBesideLoad(Point(1, 1.0, 0.0, 4), 2, 1.0, 0.05))
     assert isinstance(found, BesideLoadResult)

@@ -64,7 +64,6 @@ def test_all_segments_of_shipped_networks_can_be_captured(name: str) -> None:
 
 @pytest.mark.parametrize(("how", "problem"), READING.items())
 def test_a_pass_that_would_wait_for_the_device_is_found(how: str, problem: str) -> None:
-    """With the segment, the operation and the line that asks for it."""
     found = uncapturable(Reading(how).eval())
     assert [each.segment for each in found] == [2] * bool(problem)
     for each in found:
@@ -73,7 +72,6 @@ def test_a_pass_that_would_wait_for_the_device_is_found(how: str, problem: str) 
 
 
 def test_members_of_a_family_are_looked_at(tmp_path: Path) -> None:
-    """Alone, and where the family is one of several models."""
     assert uncapturable(family(small("narrow"), small("wide", channels=8)).eval()) == []
     int8 = Family(ranked((Member(label="int8", network="torchvision:resnet18", form="int8"),), SHAPE, 5)).eval()
     assert uncapturable(int8) == [Uncapturable(1, "it fails on a GPU: ValueError: int8 runs on CPUs alone")]
@@ -85,7 +83,6 @@ def test_members_of_a_family_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_model_check_warns_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is served all the same: no rule is broken."""
     network = "tests.hw.test_capturable:Reading"
     assert main(["model", "check", f'{network} {{"how": "number"}}']) == 0
     *_, warning, remedy = capsys.readouterr().out.splitlines()

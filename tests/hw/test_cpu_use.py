@@ -46,7 +46,6 @@ def test_the_fullest_cores_count_and_not_the_mean() -> None:
 
 
 def test_who_may_run_anywhere_is_not_added_to_who_may_not() -> None:
-    """But both take from all cores."""
     assert use(6.0, emulated(9.0, 1)).cores == pytest.approx(0.9)
     assert use(6.0, emulated(3.0, 1)).cores == pytest.approx(0.45)
 

@@ -77,7 +77,6 @@ def test_a_batch_has_a_beginning_and_an_end(clocks: Clocks) -> None:
 
 
 def test_what_a_lane_took_is_its_own_and_the_main_threads_wake_up_is_in_vain(clocks: Clocks) -> None:
-    """That of the lane is not taken for the next batch's beginning."""
     meter = _meter()
 
     def lane() -> None:

@@ -19,7 +19,6 @@ from kit.errors import InputError
 
 
 def image(path: Path, grey: int = 100, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> None:
-    """One image, of one shade."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, grey if mode == "L" else (grey, grey, 0)).save(path)
 
@@ -68,7 +67,6 @@ def test_bytes_stay_bytes_until_they_are_used(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_grey_images_have_one_channel(folder: Path) -> None:
-    """If all are; one with colour makes three of them all."""
     for path in folder.rglob("*.png"):
         image(path, 7 * len(path.read_bytes()) % 256, mode="L")
     assert load_dataset(str(folder)).train_images.shape == (4, 1, 4, 6)
@@ -121,7 +119,6 @@ def test_a_folder_is_known_by_its_content(folder: Path) -> None:
 
 
 def cut(path: Path) -> None:
-    """An image's file without its end."""
     path.write_bytes(path.read_bytes()[:45])
 
 
@@ -138,7 +135,6 @@ def cut(path: Path) -> None:
     ids=["no test", "other classes", "no images", "another size", "no image", "cut short"],
 )  # fmt: skip
 def test_what_is_wrong_with_a_folder(spoil: Callable[[Path], Any], words: str, folder: Path) -> None:
-    """Names the file or folder, and what to do."""
     spoil(folder)
     with pytest.raises(InputError, match=f"model: dataset: .*{words}"):
         load_dataset(str(folder))
@@ -157,7 +153,6 @@ def own(monkeypatch: pytest.MonkeyPatch, train: Any, test: Any) -> str:
 
 
 def test_a_class_gives_images_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Called without arguments; numbers of any kind are normalised."""
     data = load_dataset(own(monkeypatch, pair(), pair()))
     train = np.asarray(data.train_images)
     assert (data.name, data.classes) == ("users_images:Mine", 2)
@@ -186,7 +181,6 @@ def test_what_a_class_gives_is_checked(train: Any, test: Any, words: str, monkey
 
 
 def test_a_class_that_cannot_be_made() -> None:
-    """Missing, or failing."""
     for name, words in (
         ("no_such_module_here:Mine", "ModuleNotFoundError"),
         ("hw.networks.datasets:Dataset", "TypeError"),

@@ -38,8 +38,6 @@ SPELLS = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance
 
 
 class Clock:
-    """Stands where it was put."""
-
     def __init__(self, now_ns: int = 0) -> None:
         self.now_ns = now_ns
 
@@ -67,7 +65,6 @@ class Worker:
         return [event for _, event in self.told if isinstance(event, BatchEnded)]
 
     def until(self, now_ns: int) -> None:
-        """Ring whenever it asks for it."""
         while (due_ns := self.lanes.next_ns) is not None and due_ns <= now_ns:
             self.clock.now_ns = max(self.clock.now_ns, due_ns)
             self.lanes.ring(self.clock.now_ns)

@@ -9,7 +9,6 @@ RULES = Supervision(hang_ns=600, stuck_ns=5000)
 
 
 def test_an_unanswered_ping_is_a_hang_after_its_time() -> None:
-    """Not a nanosecond earlier; an answer to an older ping is none."""
     detector = FailureDetector(RULES, 0)
     assert detector.ping(0) == 1
     assert detector.ping(50) is None
@@ -24,7 +23,6 @@ def test_an_unanswered_ping_is_a_hang_after_its_time() -> None:
 
 
 def test_who_was_away_blames_nobody() -> None:
-    """After a stop of the looker every wait starts from scratch."""
     detector = FailureDetector(RULES, 0)
     detector.ping(0)
     detector.asked("work", 0)

@@ -175,7 +175,6 @@ def test_a_family_that_is_none_is_told_in_a_line(text: str, problem: str, path: 
 
 
 def test_a_class_of_ones_own_is_made_only_where_it_is_named(tmp_path: Path) -> None:
-    """A file never chooses what code runs."""
     made, file = family(small("narrow"), small("wide", channels=8)), tmp_path / "own.safetensors"
     save_model(file, made, made.structure.label, {})
     with pytest.raises(InputError, match="name it as well"):

@@ -223,7 +223,6 @@ def request_of(images: int) -> bytes:
 
 
 def test_a_client_that_leaves_frees_its_place(frontend: Frontend) -> None:
-    """In the middle of its request, and after it."""
     whole = request_of(1)
     for sent in (HEAD[:20], whole[:-5], whole):
         for _ in range(SLOTS + 1):
@@ -234,7 +233,6 @@ def test_a_client_that_leaves_frees_its_place(frontend: Frontend) -> None:
 
 
 def test_who_has_left_costs_no_more_than_a_segment(frontend: Frontend) -> None:
-    """The router hears of it when it has sent the first blocks."""
     passes = frontend.passes()
     frontend.gate.close()
     with socket.create_connection(("127.0.0.1", frontend.port), PATIENCE_S) as client:
@@ -324,7 +322,6 @@ def test_after_its_deadline_nobody_waits(frontend: Frontend) -> None:
 
 
 def test_an_workers_death_loses_nobody(frontend: Frontend) -> None:
-    """Killed with images in it: all are answered, and it comes back."""
     with ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(frontend.infer, IMAGES[place % SLOTS][None]) for place in range(300)]
         frontend.until(lambda: sum(each.done() for each in asked) > 30)
@@ -358,7 +355,6 @@ def test_of_those_whose_ingress_died_nothing_is_left(frontend: Frontend) -> None
 
 
 def test_people_see_what_was_served(frontend: Frontend) -> None:
-    """Of the last seconds; nothing on the page comes from elsewhere."""
     assert frontend.infer(IMAGES[:5])[0] == 200
     frontend.until(lambda: b"ms (half of them)" in frontend.ask("GET", "/")[2])
     status, headers, body = frontend.ask("GET", "/")
@@ -383,7 +379,6 @@ def test_while_no_server_is_up_it_is_not_ready(frontend: Frontend) -> None:
 
 
 def test_nothing_is_left_of_those_who_were_served(frontend: Frontend) -> None:
-    """As much is remembered after many images as after few."""
     for _ in range(5):
         assert frontend.infer(IMAGES)[0] == 200
     frontend.until_inside(0)

@@ -20,7 +20,6 @@ SAID = Status(True, 3, 500_000_000, 100, 90.0, 0.8, 50_000_000, SERVERS)
 
 
 def test_what_the_router_says_is_told() -> None:
-    """And nothing of it before it has said anything."""
     silent = Metrics(lambda: SERVED, lambda: 0, lambda: None, lambda: 0.0)
     assert b"slimsched_ready" not in silent.text()
     told = set(Metrics(lambda: SERVED, lambda: 4, lambda: SAID, lambda: 1.5).text().decode().splitlines())
@@ -34,7 +33,6 @@ def test_what_the_router_says_is_told() -> None:
 
 
 def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
-    """After a new model, by its own."""
     served = Served("tiny", (2,), 1, 0, (), (), 16, "1", (RequestClass("gold"),), {(0.5,): 0.6, (1.0,): 0.8})
 
     async def ask() -> list[Answer]:

@@ -70,7 +70,6 @@ class Ingoing:
 
 
 def test_no_more_are_read_at_a_time_than_may_all_be_the_largest() -> None:
-    """The others wait as long as a message may take, and no longer."""
     reading, most = 0, 0
 
     async def read() -> bytes:
@@ -127,8 +126,6 @@ def test_a_call_counts_as_what_became_of_it(error: BaseException, left_s: float 
 
 
 def _asked(ask: Callable[[tuple[str, int]], Any]) -> Any:
-    """Of a server that speaks gRPC."""
-
     async def serve() -> Any:
         with listen("127.0.0.1", 0, 0, is_safe=True) as listening:
             assert listening.grpc is not None
@@ -166,8 +163,6 @@ def test_who_is_not_read_yet_sends_little() -> None:
 
 
 def test_no_more_connections_are_open_than_allowed() -> None:
-    """When one has left, another is served."""
-
     def served(address: tuple[str, int]) -> list[bool]:
         clients = [socket.create_connection(address) for _ in range(5)]
         found = [bool(_greeting(client)) for client in clients]
@@ -186,7 +181,6 @@ def test_no_more_connections_are_open_than_allowed() -> None:
 @pytest.mark.workers
 @pytest.mark.parametrize(("before", "after"), [(200, 2 * 128 + 64 + 64), (1000, 1000)])
 def test_there_are_descriptors_for_both_ports(before: int, after: int) -> None:
-    """And no fewer than there were."""
     spec = IngressSpec(SERVED, replace(LIMITS, connections=128), {}, 1.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with listen("127.0.0.1", 0, 0, is_safe=True) as listening:

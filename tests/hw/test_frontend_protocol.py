@@ -105,10 +105,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "Input data was truncated": (body(), "20"),
     "outputs: found 'x', expected prediction, scores, widths": (body(outputs=[{"name": "x"}]), None),
     "parameters.timeout: found 0": (body(parameters={"timeout": 0}), None),
-    "parameters.timeout: found 1000000000000000000000000000": (
-        body(parameters={"timeout": 10**308}),
-        None,
-    ),
+    "parameters.timeout: found 1000000000000000000000000000": (body(parameters={"timeout": 10**308}), None),
     "image.parameters: found 'shared_memory_region', expected binary_data or": (
         body(tensor(parameters={"shared_memory_region": "x"})),
         None,
@@ -222,7 +219,6 @@ def test_one_parameter_asks_for_all_in_binary() -> None:
 
 
 def test_the_ingress_opens_neither_torch_nor_numba() -> None:
-    """Its process is small, and starts at once."""
     heavy = ("torch", "numba", "scipy", "sklearn", "pydantic", "pyarrow")
     opened = "import sys, hw.frontend.ingress, hw.frontend.grpc_service"
     code = f"{opened}; print([name for name in {heavy} if name in sys.modules])"

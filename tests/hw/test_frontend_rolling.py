@@ -30,10 +30,7 @@ FIRST, NEXT = "1", "next"
 def frontend(path: Path) -> Iterator[Frontend]:
     servers = [HardwareServer(f"server{i}", device(2 * i), params(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)]
     rules = Supervision(backoff_ns=NS_PER_S // 2)
-    with (
-        HardwareCluster(ModelFile(path), servers, supervision=rules) as running,
-        open_frontend(running) as opened,
-    ):
+    with HardwareCluster(ModelFile(path), servers, supervision=rules) as running, open_frontend(running) as opened:
         yield opened
 
 

@@ -25,12 +25,11 @@ from hw.networks.model_families import Member, own_classes
 from hw.networks.network_files import Network
 from hw.networks.third_party_networks import Named, build_given
 from hw.networks.user_networks import _state_dict, _why, read_weights, take_weights
+from hw.subprocesses import here
 from kit.errors import InputError
 
 
 class Head(nn.Linear):
-    """A network of one layer."""
-
     def __init__(self, classes: int = 10) -> None:
         super().__init__(64, classes)
 
@@ -66,13 +65,6 @@ def test_a_malicious_file_runs_nothing(is_new: bool, tmp_path: Path) -> None:
     assert not mark.exists()
     torch.load(path, weights_only=False)
     assert mark.exists()
-
-
-def test_a_file_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
-    """One number that calls itself more than the machine holds."""
-    torch.save({"weight": torch.zeros(1).expand(machine_bytes())}, tmp_path / "w.pt")
-    with pytest.raises(InputError, match="takes far more memory than its size tells"):
-        read_weights(tmp_path / "w.pt")
 
 
 def test_weights_come_out_of_what_they_were_saved_in(tmp_path: Path, digits: Dataset) -> None:
@@ -125,34 +117,62 @@ def test_weights_are_found_behind_whatever_prefix_and_in_a_head_of_dropout(
 
 @pytest.mark.usefixtures("few_networks")
 @pytest.mark.parametrize(
-    ("saved", "told"),
+    ("kind", "saved", "told"),
     [
-        (lambda w: {f"{of}.{name}": it for name, it in w.items() for of in ("student", "teacher")},
+        (Tail, lambda w: {f"{of}.{name}": it for name, it in w.items() for of in ("student", "teacher")},
          r"holds several sets of weights \(student\., teacher\.\); save the one that you mean"),
-        (lambda w: {name.replace("fc.", f"fc.{at}."): it for name, it in w.items() for at in (0, 2)},
+        (Tail, lambda w: {name.replace("fc.", f"fc.{at}."): it for name, it in w.items() for at in (0, 2)},
          "holds weights of another network"),
-        (lambda w: {name.replace("fc.weight", "fc.weight_orig"): it for name, it in w.items()},
+        (Tail, lambda w: {name.replace("fc.weight", "fc.weight_orig"): it for name, it in w.items()},
          r"weights that the network makes by hooks \(fc.weight_orig\); torch.nn.utils.prune.remove comes first"),
-        (lambda w: {name.replace("fc.weight", "fc.parametrizations.weight.original0"): it for name, it in w.items()},
+        (Tail, lambda w: {name.replace("fc.weight", "fc.parametrizations.weight.original0"): w[name] for name in w},
          "parametrize.remove_parametrizations comes first"),
-        (lambda w: {name: it.to(torch.float8_e4m3fn) for name, it in w.items()},
+        (Tail, lambda w: {name: it.to(torch.float8_e4m3fn) for name, it in w.items()},
          "is of torch.float8_e4m3fn; save the weights as float16 or float32"),
+        (Head, lambda w: w | {"weight": w["weight"][:7]}, "weight: is .7, 64., .* the weights know 7 classes"),
+        (Head, lambda w: w | {"weight": w["weight"][:, :7].contiguous()},
+         "weight: is .10, 7., the network has .10, 64.; name"),
+        (Head, lambda w: {"weight": w["weight"], "c.d": w["bias"]}, "another network .1 missing: bias; too many: c.d"),
+        (Head, lambda w: w | {"bias": w["bias"] / 0}, "bias: holds numbers that are not finite"),
     ],
 )  # fmt: skip
 def test_other_weights_are_called_what_they_are(
-    saved: Callable[[dict[str, Tensor]], dict[str, Tensor]], told: str, digits: Dataset
+    kind: type[nn.Module], saved: Callable[[dict[str, Tensor]], dict[str, Tensor]], told: str, digits: Dataset
 ) -> None:
     with pytest.raises(InputError, match=told):
-        take_weights(Tail(), saved(Tail().state_dict()), Path("w.pt"), digits)
+        take_weights(kind(), saved(kind().state_dict()), Path("w.pt"), digits)
 
 
-def test_other_files_are_called_what_they_are(tmp_path: Path) -> None:
-    np.savez(tmp_path / "w.npz", weight=np.zeros(3))
-    torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)), tmp_path / "w.pt2")
-    torch.save({"weight": np.zeros(3)}, tmp_path / "w.pt")
-    for name, told in (("w.npz", "NumPy's .npz"), ("w.pt2", "program of torch.export"), ("w.pt", "holds ")):
-        with pytest.raises(InputError, match=told):
-            read_weights(tmp_path / name)
+def cut_short(write: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda path: (write(path), path.write_bytes(path.read_bytes()[:2000]))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "told"),
+    [
+        ("w.pt", lambda path: torch.save({"weight": torch.zeros(1).expand(machine_bytes())}, path),
+         "takes far more memory than its size tells"),
+        ("w.npz", lambda path: np.savez(path, weight=np.zeros(3)), "NumPy's .npz"),
+        ("w.pt2", lambda path: torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)), path),
+         "program of torch.export"),
+        ("w.pt", lambda path: torch.save({"weight": np.zeros(3)}, path), "holds "),
+        ("w.pt", lambda path: torch.save(nn.Linear(2, 2), path), r"holds code \(torch.nn.modules.linear.Linear\)"),
+        ("w.pt", lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "is TorchScript"),  # type: ignore[no-untyped-call]
+        ("w.pt", cut_short(lambda path: torch.save({"w": torch.zeros(1000)}, path)),
+         r"w\.pt: is damaged, cut short"),
+        ("w.safetensors", cut_short(lambda path: save_file({"w": torch.zeros(1000)}, path)),
+         "cannot be read as safetensors"),
+    ],
+)  # fmt: skip
+def test_other_files_are_called_what_they_are(
+    name: str, write: Callable[[Path], object], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / name)
+    if "memory" not in told:  # another process opens torch, which takes seconds
+        monkeypatch.setattr(user_networks, "apart", here)
+        monkeypatch.setattr("resource.setrlimit", lambda *_: None)
+    with pytest.raises(InputError, match=told):
+        read_weights(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -186,48 +206,11 @@ def test_what_the_reader_says_is_told_in_a_line(error: Exception, told: str) -> 
     assert "\n" not in _why(error)
 
 
-def test_a_whole_network_and_torchscript_are_code(tmp_path: Path) -> None:
-    torch.save(nn.Linear(2, 2), tmp_path / "w.pt")
-    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "s.pt"))  # type: ignore[no-untyped-call]
-    for name, told in (("w.pt", r"holds code \(torch.nn.modules.linear.Linear\)"), ("s.pt", "is TorchScript")):
-        with pytest.raises(InputError, match=told):
-            read_weights(tmp_path / name)
-
-
-def test_half_a_download_is_damaged(tmp_path: Path) -> None:
-    """Of both forms."""
-    torch.save({"w": torch.zeros(1000)}, tmp_path / "w.pt")
-    save_file({"w": torch.zeros(1000)}, tmp_path / "w.safetensors")
-    for name, told in (("w.pt", r"w\.pt: is damaged, cut short"), ("w.safetensors", "cannot be read as safetensors")):
-        path = tmp_path / name
-        path.write_bytes(path.read_bytes()[:2000])
-        with pytest.raises(InputError, match=told):
-            read_weights(path)
-
-
 def test_an_old_torch_opens_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"w": torch.zeros(1)}, tmp_path / "w.pt")
     monkeypatch.setattr(user_networks, "SAFE_TORCH", "99.0")
     with pytest.raises(InputError, match=r"does not open files of torch.save safely; take torch 99.0"):
         read_weights(tmp_path / "w.pt")
-
-
-@pytest.mark.usefixtures("few_networks")
-@pytest.mark.parametrize(
-    "change, told",
-    [
-        (lambda w: w | {"weight": w["weight"][:7]}, "weight: is .7, 64., .* the weights know 7 classes"),
-        (lambda w: w | {"weight": w["weight"][:, :7]}, "weight: is .10, 7., the network has .10, 64.; name"),
-        (lambda w: {"weight": w["weight"], "c.d": w["bias"]}, "another network .1 missing: bias; too many: c.d"),
-        (lambda w: w | {"bias": w["bias"] / 0}, "bias: holds numbers that are not finite"),
-    ],
-)  # fmt: skip
-def test_weights_of_another_network_are_told(
-    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], told: str, digits: Dataset
-) -> None:
-    weights = {name: tensor.contiguous() for name, tensor in change(Head().state_dict()).items()}
-    with pytest.raises(InputError, match=told):
-        take_weights(Head(), weights, Path("w.pt"), digits)
 
 
 def test_a_network_of_torchvision_is_known_by_its_weights(digits: Dataset) -> None:
@@ -238,7 +221,6 @@ def test_a_network_of_torchvision_is_known_by_its_weights(digits: Dataset) -> No
 
 
 def test_of_imagenets_classes_those_of_a_folder_are_taken(digits: Dataset) -> None:
-    """By their names, in the folder's order."""
     weights = {"weight": torch.arange(64_000.0).reshape(1000, 64), "bias": torch.arange(1000.0)}
     few, module = replace(digits, classes=3, names=("Golden_Retriever", "goldfish", "tench")), Head(3)
     assert take_weights(module, weights, Path("w.pt"), few) == "of ImageNet's classes the 3 of the folder"

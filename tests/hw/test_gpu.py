@@ -86,7 +86,6 @@ def test_a_gpu_that_the_installed_torch_was_not_built_for_is_known(
     ],
 )
 def test_a_mode_that_refuses_processes_is_known(mode: str, workers: int, is_refused: bool) -> None:
-    """With what an administrator can do about it."""
     assert ("nvidia-smi -c DEFAULT" in refused_by_mode(mode, workers)) == is_refused
 
 
@@ -203,7 +202,6 @@ def test_a_context_is_not_taken_for_that_of_an_worker_beside(monkeypatch: pytest
     ],
 )
 def test_why_torch_sees_no_gpu(given: dict[str, Any], said: str) -> None:
-    """Nothing is made up where there is none."""
     usual: dict[str, Any] = {
         "nvml_devices": 1,
         "driver": "560.1",
@@ -216,7 +214,6 @@ def test_why_torch_sees_no_gpu(given: dict[str, Any], said: str) -> None:
 
 
 def test_a_stream_of_ones_own_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens within; a CPU has none."""
     made, current = itertools.count(1), ["default"]
 
     @contextmanager

@@ -43,8 +43,6 @@ class Device:
 
 
 class FakeQueue:
-    """One of its streams."""
-
     def __init__(self, device: Device) -> None:
         self._device = device
         self.is_closed = False
@@ -91,7 +89,6 @@ class Desk:
         self._batches = 0
 
     def ring(self) -> list[LaneEvent]:
-        """What is told now."""
         before = len(self.told)
         self.lanes.ring(self.now_ns)
         return [event for event, _ in self.told[before:]]
@@ -186,7 +183,6 @@ def test_outputs_are_not_there_before_the_pass_has_ended(desk: Desk) -> None:
 
 
 def test_a_slow_device_takes_so_many_times_as_long(desk: Desk) -> None:
-    """Nobody sleeps for it: others go on."""
     desk.load(1, 1)
     desk.give((1,), _images(1))
     desk.lanes.impair(Impairment(slow_factor=3.0))
@@ -214,7 +210,6 @@ def test_a_batch_that_can_not_be_launched_runs_in_parts(desk: Desk) -> None:
 
 
 def test_outputs_without_room_run_in_parts(model: SlimResNet, path: Path) -> None:
-    """As many as fit go on; the others are told to lack memory."""
     room = 3 * 4 * math.prod(model.activation_shape(1, 1.0))
     desk = Desk(model, path, DeviceSpec(channels_last=False, vram_bytes=model.instance_bytes(1, 1.0) + room))
     desk.load(1, 1)
@@ -230,7 +225,6 @@ def test_outputs_without_room_run_in_parts(model: SlimResNet, path: Path) -> Non
 
 
 def test_a_broken_context_ends_the_process_when_it_has_said_so(desk: Desk) -> None:
-    """It shows when the pass is looked at."""
     desk.load(1, 1)
     desk.give((1,), _images(1))
     desk.device.done = 0
@@ -296,7 +290,6 @@ def test_servers_of_one_process_hand_activations_over(desk: Desk, model: SlimRes
 
 
 def test_a_move_is_told_when_it_stands_there(desk: Desk) -> None:
-    """And what was to be moved but is not there says so at once."""
     desk.give((1,), _images(1))
     desk.device.done = desk.device.marks
     assert desk.lanes.move(Move(7, 1, 512, (1,))) is None

@@ -102,7 +102,6 @@ def test_each_width_and_size_is_a_pass_of_its_own(model: SlimResNet, path: Path)
 
 
 def test_what_can_not_be_captured_is_run_as_ever(model: SlimResNet, path: Path) -> None:
-    """It is tried once."""
     recorder = Recorder(refused=3)
     _, instance = _graphed(model, path, recorder)
     for seed in range(4):
@@ -174,8 +173,6 @@ def test_a_smaller_share_without_mps_computes_each_pass_several_times(model: Sli
 
 
 class Counted:
-    """Counts the passes of an instance."""
-
     def __init__(self, instance: Instance) -> None:
         self.segment, self.width, self.held_bytes = instance.segment, instance.width, instance.held_bytes
         self._instance = instance

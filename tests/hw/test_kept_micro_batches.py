@@ -24,8 +24,6 @@ ROW_BYTES = 48
 
 
 class Kept:
-    """A store that counts, and its budget."""
-
     def __init__(self, total_bytes: int = 1 << 20, slack_bytes: int = 0) -> None:
         self.budget = MemoryBudget(total_bytes)
         self.micro_batches = KeptMicroBatches(self.budget, slack_bytes)
@@ -60,7 +58,6 @@ def test_what_would_exceed_the_budget_is_refused_and_changes_nothing() -> None:
 
 
 def test_a_lack_of_room_is_a_reason_to_look() -> None:
-    """However much slack there is."""
     kept = Kept(total_bytes=10 * ROW_BYTES, slack_bytes=1 << 20)
     kept.put(tuple(range(8)))
     kept.store.forget(range(1, 8))
@@ -104,7 +101,6 @@ def test_who_sends_holds_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_memory_for_a_copy_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was worth a try; another error is told."""
     kept = Kept(slack_bytes=1 << 20)
     images = kept.put((1, 2, 3, 4))
     kept.store.forget((1, 2, 4))
@@ -124,7 +120,6 @@ def test_no_memory_for_a_copy_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPat
 
 
 def test_on_a_cpu_nothing_is_counted_or_copied() -> None:
-    """What arrives is used where it lies."""
     arenas = (Arena(4096),)
     store = Activations(arenas, 0, CPU)
     store.take(Input((1, 2, 3, 4), 0, SHAPE, "float32", False))

@@ -53,7 +53,6 @@ def test_limits_count_as_what_there_is(
 
 
 def test_a_quota_leaves_devices_no_more_threads(groups: Path) -> None:
-    """Also where every core is shown, as in a container."""
     (groups / "membership").write_text("0::/\n")
     (groups / "cpu.max").write_text("600000 100000\n")
     assert [device.threads for device in local_devices()] == [4, 2]
@@ -79,13 +78,11 @@ def test_a_lone_gpu_has_a_cpu_beside_it(
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "after"),
-    [(100, 500, 300), (100, 200, 200), (100, -1, 300), (400, 500, 400), (-1, -1, -1)],
+    ("soft", "hard", "after"), [(100, 500, 300), (100, 200, 200), (100, -1, 300), (400, 500, 400), (-1, -1, -1)]
 )
 def test_as_many_descriptors_as_wanted_and_allowed(
     soft: int, hard: int, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never fewer than there were; -1: any number."""
     limit = [(soft, hard)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limit[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limit.append(wanted))
@@ -94,7 +91,6 @@ def test_as_many_descriptors_as_wanted_and_allowed(
 
 
 def test_an_affinity_is_the_most(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a cpuset, too."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
     (groups / "membership").write_text("0::/\n")
     (groups / "cpu.max").write_text("600000 100000\n")

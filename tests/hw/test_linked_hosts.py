@@ -41,7 +41,6 @@ class World:
         self.nodes = nodes
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """A program on the head's host."""
         return subprocess.Popen(
             [*self.hosts.inside(HEAD), sys.executable, *command],
             stdout=subprocess.PIPE,
@@ -60,7 +59,6 @@ def world() -> Iterator[World]:
 
 
 def said(process: subprocess.Popen[str]) -> Any:
-    """What it printed last."""
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return json.loads(out.splitlines()[-1])

@@ -137,7 +137,6 @@ def test_what_is_written_stands_there_when_the_writer_goes_on() -> None:
 
 
 def test_a_life_that_is_fenced_off_writes_no_more() -> None:
-    """Not on its connection, not on a new one; others do."""
     with landing() as (opened, arena), contextlib.closing(Routes(1, OURS)) as dead:
         _write(dead, opened.address, 0, b"before")
         opened.fence(1)

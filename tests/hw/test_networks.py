@@ -111,7 +111,6 @@ def test_the_same_network_is_the_same_bytes(model: SlimResNet, tmp_path: Path) -
 
 
 def test_the_hash_tells_weights_apart(model: SlimResNet) -> None:
-    """One changed number changes the hash; memory layout does not."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     first = model_hash(state)
     name = next(name for name, tensor in state.items() if tensor.dim() == 4)
@@ -264,8 +263,6 @@ def test_early_exits_are_widths_of_one_segment() -> None:
 
 
 class Normed(Pooled):
-    """With a layer that does not fit."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(8)
@@ -291,8 +288,6 @@ def test_batch_norm_is_told_by_name_and_first(capsys: pytest.CaptureFixture[str]
 
 
 class Failing(Pooled):
-    """It can't run in one place."""
-
     def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
         if segment == 2 and x.shape[1] == 2:
             raise ZeroDivisionError("by nothing")
@@ -334,8 +329,6 @@ class Flat(Pooled):
 
 
 class Forgetful(Pooled):
-    """No call of the class above it."""
-
     def __init__(self) -> None:
         self.fault = ""
 
@@ -359,15 +352,12 @@ def test_what_executors_do_is_tried() -> None:
 
 
 class Tied(Pooled):
-    """Two names for one parameter."""
-
     def __init__(self) -> None:
         super().__init__()
         self.third = self.second
 
 
 def test_tied_weights_survive_a_file(tmp_path: Path) -> None:
-    """They are written as two tensors, and come back as one."""
     network = Network("tests.hw.test_networks:Tied")
     save_model(tmp_path / "tied.safetensors", network.build(), network.label, {})
     loaded, _ = ModelFile(tmp_path / "tied.safetensors", network).load()

@@ -50,7 +50,6 @@ def near() -> tuple[Connection, Connection]:
 
 
 def far() -> tuple[Connection, Connection]:
-    """Between hosts."""
     admitted: queue.Queue[Any] = queue.Queue()
     gate = Listener("127.0.0.1", CERTIFICATE, lambda _, end: admitted.put(end))
     end = connected(gate.address, CERTIFICATE, Hello(1))
@@ -110,7 +109,6 @@ def is_readable(end: Port[Any, Any], wait_s: float = 0.0) -> bool:
 
 
 def heard(end: Port[Any, Any], count: int) -> list[Any]:
-    """So many messages; waits for each."""
     found: list[Any] = []
     while len(found) < count:
         assert is_readable(end, WAIT_S), f"{len(found)} of {count} have come"
@@ -179,7 +177,6 @@ def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, worker: Work
 
 
 def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, worker: WorkerEnd) -> None:
-    """And the end is told as often as one asks."""
     said(router, [Ping(number) for number in range(MANY)])
     router.close()
     assert heard(worker, MANY) == [Ping(number) for number in range(MANY)]
@@ -189,7 +186,6 @@ def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, 
 
 
 def test_who_is_gone_is_told_to_who_looks_and_soon_to_who_sends(router: RouterEnd, worker: WorkerEnd) -> None:
-    """However often it is closed."""
     worker.close()
     worker.close()
     assert is_readable(router, WAIT_S)
@@ -253,7 +249,6 @@ def test_activations_are_not_for_the_router(joined: Joined) -> None:
 
 
 def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, worker: WorkerEnd) -> None:
-    """It is neither taken for another one nor for an orderly end."""
     joined.send_raw(encode([Ping(number) for number in range(10)]), share=0.5)
     with pytest.raises(PortBrokenError):
         heard(worker, 10)
@@ -299,7 +294,6 @@ def test_what_the_router_has_written_is_there_when_its_worker_hears_of_it(joined
 
 
 def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
-    """Whoever writes them may not have heard of it yet."""
     joined.worker.close()
     for _ in range(3):
         joined.router.place(0, memoryview(bytes(64)))
@@ -309,7 +303,6 @@ def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
 
 
 def test_a_log_is_there_before_the_word_that_comes_after_it(joined: Joined) -> None:
-    """Which the router has heard of then; a new run begins it again."""
     log = SentLog(joined.worker)
     for number in range(50):
         log.append(number, TimerFired(), ())
@@ -390,7 +383,6 @@ def test_an_offset_is_as_right_as_it_says(offset_ns: int, drift: float, exchange
 
 
 def test_the_quickest_exchange_says_most_until_it_is_too_old() -> None:
-    """A slow one changes nothing, at first."""
     estimate = OffsetEstimate()
     assert estimate.best is None
     quick = estimate.heard(0, 1_000_010, 20)

@@ -111,7 +111,6 @@ def test_no_port_of_a_node_serves_a_stranger(nodes: RayNodes) -> None:
 
 
 def _answers(port: int, token: str | None) -> set[str]:
-    """What becomes of these calls."""
     shown = () if token is None else (("authorization", f"Bearer {token}"),)
     found = set()
     with grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel:
@@ -174,7 +173,6 @@ def test_a_cluster_of_another_version_is_told() -> None:
 
 
 def test_what_is_no_ray_is_told() -> None:
-    """Something else listens there, or nobody, or it is not an address."""
     with socket.create_server((LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(InputError, match="no Ray cluster answers at"):

@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.workers, pytest.mark.ray, pytest.mark.slow]
 
 @pytest.mark.release
 def test_a_run_whose_head_ends_is_told_so(path: Path) -> None:
-    """Its server is on another node, which still answers."""
     with ray_nodes(["alpha", "beta"]) as nodes:
         command = [sys.executable, "-m", "tests.hw.on_hosts", "run", nodes.address, str(path), "90", "beta"]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

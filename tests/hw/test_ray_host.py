@@ -29,7 +29,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_is_kept_under_its_hash_and_only_once() -> None:
-    """A file of that name that is something else is mended."""
     content = b"weights" * 1000
     path = kept(content)
     assert path.read_bytes() == content
@@ -52,7 +51,6 @@ def test_a_host_without_room_for_the_model_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_workers_print_is_kept_for_so_many_of_them() -> None:
-    """The oldest give way; empty ones are not told of."""
     for number in range(MAX_LOGS + 5):
         path = fresh_log(f"server{number}")
         path.write_bytes(b"" if number % 2 else b"said")
@@ -65,7 +63,6 @@ def test_what_workers_print_is_kept_for_so_many_of_them() -> None:
 
 
 def test_an_worker_that_nobody_wants_any_more_is_not_started() -> None:
-    """Its end may be asked for before its beginning has come there."""
     spec = WorkerSpec("late", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
     keeper = Supervisor()
     keeper.end(3)
@@ -75,7 +72,6 @@ def test_an_worker_that_nobody_wants_any_more_is_not_started() -> None:
 
 
 def test_an_worker_that_finds_no_router_ends_and_says_why() -> None:
-    """What it printed is kept."""
     spec = WorkerSpec("lost", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
     told = Supervisor().run(FarStart(spec, 0, 1, 64, 1, "127.0.0.1:1", "127.0.0.1", fresh_certificate()), None)
     assert told == "exit code 1"
@@ -85,7 +81,6 @@ def test_an_worker_that_finds_no_router_ends_and_says_why() -> None:
 
 
 def test_a_host_with_a_lost_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It joins all the same."""
     monkeypatch.setitem(
         sys.modules, "pynvml", cast(ModuleType, FakeNvml(FakeNvmlDevice(name="A"), FakeNvmlDevice(lost=True)))
     )

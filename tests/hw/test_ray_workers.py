@@ -146,7 +146,6 @@ def test_a_node_that_dies_under_load_loses_nothing_and_serves_again_when_it_join
 
 
 def test_no_worker_is_left_when_the_cluster_is_closed(cluster: RayCluster, path: Path) -> None:
-    """On no host."""
     server = HardwareServer("beta", DeviceSpec(channels_last=False), params(), 1.0, 2.0)
     with HardwareCluster(ModelFile(path), [server], carrier=RayHosts(cluster, ["beta"], path)) as opened:
         pid = opened.slots[0].worker.pid
@@ -158,7 +157,6 @@ def test_no_worker_is_left_when_the_cluster_is_closed(cluster: RayCluster, path:
 
 
 def test_an_worker_whose_host_is_not_there_keeps_nobody(cluster: RayCluster, path: Path) -> None:
-    """It waits for the host, and can be given up at once."""
     carrier = RayHosts(cluster, ["nowhere"], path)
     carrier.arenas(1, 4096)
     absent = cast(RayWorker, carrier.start(0, WorkerSpec("absent", TorchOutfit(DeviceSpec(), ModelFile(path), (), 0))))

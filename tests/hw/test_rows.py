@@ -33,7 +33,6 @@ def test_any_rows_make_their_batch(order: torch.memory_format, one_micro_batch: 
 
 @pytest.mark.parametrize("order", [FIRST, LAST])
 def test_rows_that_follow_one_another_are_a_view(order: torch.memory_format) -> None:
-    """Nothing is copied; a whole micro-batch is itself."""
     micro_batch = _micro_batch(6, 1, order)
     rows = rows_of(micro_batch)
     assert gather(rows) is micro_batch
@@ -41,7 +40,6 @@ def test_rows_that_follow_one_another_are_a_view(order: torch.memory_format) -> 
 
 
 def test_blocks_of_two_orders_make_a_batch() -> None:
-    """And so do logits, which have no channels."""
     rows = [rows_of(_micro_batch(2, 1, LAST))[1], rows_of(_micro_batch(2, 2, FIRST))[0]]
     assert torch.equal(gather(rows), _by_hand(rows))
     logits = torch.randn(4, 7)

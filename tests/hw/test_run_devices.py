@@ -35,7 +35,6 @@ class Server:
 
 
 def settle(device: RunDevice, servers: list[Server], now_ns: int) -> list[int]:
-    """Returns who reads now."""
     device.settle(cast(list[RemoteServer], servers), now_ns)
     return [server.index for server in servers if server.is_up and server.told and server.told[-1][0]]
 

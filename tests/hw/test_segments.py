@@ -45,8 +45,6 @@ def no_segment_ages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Server:
-    """A core and its log."""
-
     def __init__(self, folder: Path, total_bytes: float = 1e9, age_s: float = 1e6) -> None:
         self.said: list[str] = []
         self.core = RouterCore(SPEC.router)
@@ -54,7 +52,6 @@ class Server:
         self.log.watch(self.core)
 
     def serve(self, steps: Sequence[LoggedStep]) -> None:
-        """The disk keeps pace."""
         for number, step in enumerate(steps):
             event: Any = step.event
             commands = self.core.handle(event, step.now_ns)
@@ -78,7 +75,6 @@ def logged(folder: Path) -> list[Segment]:
 
 @pytest.mark.usefixtures("no_segment_ages")
 def test_every_segment_replays_by_itself_and_all_of_them_make_the_log(tmp_path: Path, steps: list[LoggedStep]) -> None:
-    """Wherever they were cut, on a server that is never idle."""
     server = Server(tmp_path, age_s=16 * 0.1)
     server.serve(steps)
     server.log.close()
@@ -117,7 +113,6 @@ def test_what_came_to_the_last_server_is_a_trace(tmp_path: Path, steps: list[Log
 
 
 def test_old_segments_go_by_bytes_and_by_age(tmp_path: Path, steps: list[LoggedStep]) -> None:
-    """The newest are those that stay."""
     server = Server(tmp_path, total_bytes=40_000)
     server.serve(steps)
     server.log.close()
@@ -165,7 +160,6 @@ def test_a_full_disk_stops_the_log_and_nothing_else(
 def test_a_disk_that_is_too_slow_stops_the_log(
     tmp_path: Path, steps: list[LoggedStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No more waits for it in memory than is allowed."""
     server, may_write = Server(tmp_path), Event()
     monkeypatch.setattr(log_segments, "FRAME_BYTES", 4000)
     monkeypatch.setattr(log_segments, "BACKLOG_BYTES", 100_000)

@@ -14,13 +14,7 @@ from hw.device_settings import DeviceSpec
 from hw.router.run_meters import LateLedger
 from hw.router.server_port import HardwareServer, RemoteServer, RunContext
 from hw.router.worker_handles import WorkerSlot
-from hw.transport.messages import (
-    Captures,
-    Preloaded,
-    Report,
-    Sample,
-    ToWorker,
-)
+from hw.transport.messages import Captures, Preloaded, Report, Sample, ToWorker
 from hw.transport.peers import ClockOffset
 from hw.transport.shared_memory import Arena, Inbox
 from policies.faults import WORKER_DIED, Supervision
@@ -72,7 +66,6 @@ class World:
         self.server = RemoteServer(0, self.spec, cast(WorkerSlot, self), Inbox(Arena(4096)), context)
 
     def start(self) -> None:
-        """The next worker in the slot."""
         self.worker = FakeWorker()
 
 
@@ -131,7 +124,6 @@ def test_passes_that_are_not_captured_are_reported(world: World, captures: Captu
 
 
 def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:
-    """What a dead worker told of last counts on."""
     sample = Sample(1, 10.0, 0.5, None)
     world.server.hear(Report(1, sample, True, 0, 100, ServerCounts(images=9, batches=4, loads=3, unloads=1), 1))
     world.server.go_down(WORKER_DIED)

@@ -22,7 +22,7 @@ from hw.networks import network_conversion
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.network_checks import broken_rules
 from hw.networks.network_conversion import OWN, USUAL, converted, fitted, made_slimmable, recalibrate
-from hw.networks.network_files import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
+from hw.networks.network_files import ModelFile, load_tensors, model_hash, save_model, save_tensors
 from hw.networks.network_tracing import UnknownLayerError, structure_of
 from hw.networks.network_training import top1
 from hw.networks.slimmable import SlimmedNetwork
@@ -278,12 +278,6 @@ def test_a_header_that_makes_no_sense_is_refused(change: Callable[[dict[str, obj
         ModelFile(tmp_path / "bad.safetensors").load()
 
 
-def test_a_slimmed_file_is_of_no_named_network(tmp_path: Path) -> None:
-    save_model(tmp_path / "slim.safetensors", slim(shaken(SmallResNet())), "slimmed mine", {})
-    with pytest.raises(InputError, match="holds weights of 'slimmed mine', not of 'digits'"):
-        ModelFile(tmp_path / "slim.safetensors", Network("digits")).load()
-
-
 # -------------------------------------------------------------------------------------------------- images and the work
 
 
@@ -345,7 +339,6 @@ class Ordered(nn.Module):
 
 
 def test_a_network_that_knows_nothing_of_the_images_is_told() -> None:
-    """Of classes in another order the remedy is another one."""
     labels = torch.arange(400) % 4
     pixels = torch.eye(4)[labels].view(-1, 1, 2, 2).numpy()
     places = replace(levels(), train_images=pixels, train_labels=labels.numpy())

@@ -93,7 +93,6 @@ def _write_for_ever(log: IncarnationLog, heard: Connection) -> None:
 
 
 def test_a_kill_leaves_all_that_was_heard_of(log: IncarnationLog) -> None:
-    """And what is there beyond is what came next, without a gap."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_write_for_ever, args=(log, theirs))

@@ -29,17 +29,7 @@ from hw.telemetry import (
 )
 from hw.telemetry.nvml import TIMINGS, handle_of, other_processes
 from kit.errors import InputError
-from tests.hw.fake_nvml import (
-    AMPERE,
-    HOPPER,
-    MAXWELL,
-    TURING,
-    VOLTA,
-    FakeNvml,
-    FakeNvmlDevice,
-    Handle,
-    Make,
-)
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeNvml, FakeNvmlDevice, Handle, Make
 
 pytestmark = pytest.mark.workers
 
@@ -89,7 +79,6 @@ def test_each_architecture_says_what_it_has(make: Make, power: str, energy: str,
 
 
 def test_an_architecture_that_nobody_measured_is_taken_for_the_slowest() -> None:
-    """And what its reading averages over is not made up."""
     sensor = sensor_of(FakeNvmlDevice(replace(TURING, architecture="PASCAL")))
     assert sensor.describe()["power"] == "polled (NVML, averaged over an unknown time)"
     assert sensor.timing.window_s == max(timing.window_s for timing in TIMINGS.values())
@@ -196,7 +185,6 @@ def test_a_refused_field_is_absent_and_the_others_work(field: str, functions: tu
 def test_what_a_driver_or_a_library_lacks_is_told_with_the_remedy(
     nvml_device: dict[str, Any], library: dict[str, tuple[str, ...]], field: str, told: str
 ) -> None:
-    """The other fields work."""
     words = sensor_of(FakeNvmlDevice(**nvml_device), **library).describe()
     assert words[field].startswith(told)
     assert words["power"].startswith("polled")
@@ -218,7 +206,6 @@ def test_a_mig_instance_has_no_power_and_no_utilization_of_its_own() -> None:
 
 
 def test_a_gpu_under_mig_says_that_its_power_is_of_all_its_instances() -> None:
-    """Its utilization is nowhere to be had."""
     told = sensor_of(FakeNvmlDevice(HOPPER, mig=True)).describe()
     assert told["power"] == "polled (NVML, instant, of the whole GPU: MIG is on)"
     assert told["energy"] == "measured (NVML counter, of the whole GPU: MIG is on)"
@@ -260,7 +247,6 @@ def test_visible_devices_are_followed(
 
 
 def test_a_uuid_may_be_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA takes it, where it begins one UUID alone."""
     nvml_devices = [
         FakeNvmlDevice(name=name, uuid=uuid) for name, uuid in (("a", "GPU-8932f937-d7"), ("b", "GPU-8900-1"))
     ]

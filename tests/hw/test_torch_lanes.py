@@ -73,7 +73,6 @@ class Desk:
         return event
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool = False) -> LoadEnded:
-        """And wait for it."""
         self.lanes.load(instance, segment, width, from_disk)
         return self.wait(LoadEnded)
 
@@ -86,19 +85,9 @@ class Desk:
     def submit(
         self, instance: int, requests: tuple[int, ...], segment: int, previous: float, width: float, padded: int = 0
     ) -> None:
-        """A batch."""
         self._batches += 1
         size = max(padded, len(requests))
         self.lanes.run(RunBatch(1, self._batches, instance, requests, segment, previous, width, size))
-
-    def label(self, requests: tuple[int, ...], images: torch.Tensor) -> tuple[int, ...]:
-        """Through instances 1, 2 and 3, which are of these segments at full width."""
-        self.give(requests, images)
-        previous = IMAGE
-        for segment in (1, 2, 3):
-            self.submit(segment, requests, segment, previous, 1.0)
-            ended, previous = self.wait(BatchEnded), 1.0
-        return ended.predictions
 
 
 @pytest.fixture
@@ -202,14 +191,12 @@ def test_wrong_inputs_break_their_batch_alone(desk: Desk) -> None:
 
 
 def test_labels_are_of_numbers_alone() -> None:
-    """Logits of which some are not numbers have none."""
     logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, torch.nan, 9.0], [torch.inf, 0.0, 0.0], [5.0, 0.0, 1.0]])
     assert predictions_of(logits) == [1, NO_PREDICTION, NO_PREDICTION, 0]
     assert predictions_of(logits.bfloat16()) == [1, NO_PREDICTION, NO_PREDICTION, 0]
 
 
 def test_images_without_numbers_have_no_label(desk: Desk, model: SlimResNet) -> None:
-    """They fail by name; who shared the batch with them is labelled."""
     for segment in (1, 2, 3):
         desk.load(segment, segment, 1.0)
     images = _images(3)
@@ -267,7 +254,6 @@ def test_what_waits_counts_in_the_devices_memory(model: SlimResNet, path: Path) 
 def test_an_worker_of_a_gpu_has_one_budget_for_all(
     kind: Any, model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Less its context. On a CPU outputs count for nothing."""
     monkeypatch.setattr("hw.worker.torch_outfit.open_measured", lambda device: (torch.device("cpu"), 1000))
     monkeypatch.setattr("hw.worker.torch_outfit._gpus", {})
     monkeypatch.setattr("hw.worker.torch_outfit.StreamQueue", lambda place: Device().queue())
@@ -344,7 +330,6 @@ class SeenNet(MoodyNet):
         self.seen: list[int] = []
 
     def run_segment(self, segment: int, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """As the moody network's."""
         self.seen.append(len(x))
         return super().run_segment(segment, weights, x)
 
@@ -438,7 +423,6 @@ def test_a_broken_context_ends_the_process_when_it_has_said_so(words: str, tmp_p
 def test_a_broken_context_is_met_where_activations_go(
     model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A move ends the process."""
     left: list[int] = []
 
     def broken(place: torch.device) -> None:

@@ -116,7 +116,6 @@ def test_a_foreign_or_damaged_checkpoint_is_refused(few: Dataset, tmp_path: Path
     ],
 )
 def test_what_teaches_nothing_is_refused(changes: dict[str, Any], problem: str, few: Dataset, tmp_path: Path) -> None:
-    """Before anything is written, in one line."""
     network, checkpoint = changes.pop("network", TINY_NETWORK), tmp_path / "checkpoint.safetensors"
     with pytest.raises((InputError, WorkError), match=problem):
         train(network, few, dataclasses.replace(SMALL, **changes), checkpoint=checkpoint)

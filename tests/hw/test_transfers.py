@@ -44,8 +44,6 @@ class Watched(Arena):
 
 
 class FakeServer:
-    """An endpoint that only remembers."""
-
     def __init__(self, index: int) -> None:
         self.index = index
         self.is_up = True
@@ -122,7 +120,6 @@ def test_images_stand_where_the_server_is_told_that_they_do() -> None:
 
 
 def test_a_poisoned_image_holds_no_number() -> None:
-    """It, and no other; the next request for the same image is none."""
     world = World(poisoned=frozenset({5}))
     world.send(1, 0, ROUTER, 7, 5, 15)
     (given,) = world.inputs[1]
@@ -132,7 +129,6 @@ def test_a_poisoned_image_holds_no_number() -> None:
 
 
 def test_feature_maps_may_have_their_channels_last() -> None:
-    """As the server's device wants them; the numbers are the same."""
     pixels = np.arange(2 * 2 * 3 * 4, dtype=np.uint8).reshape(2, 2, 3, 4)
     mean, deviation = (np.array(each, np.float32)[:, None, None] for each in ((3.0, 7.0), (0.3, 1.7)))
     for kept in (pixels.astype(np.float32), Pixels(pixels, mean, deviation)):

@@ -47,7 +47,6 @@ def test_it_wakes_up_early_and_looks_out_for_the_rest() -> None:
 
 @pytest.mark.parametrize("comes_ns", [1_500_000, 2_990_000])
 def test_what_comes_ends_it(comes_ns: int) -> None:
-    """While it sleeps, and while it looks out."""
     host = Host(overrun_ns=0, comes_ns=comes_ns)
     assert Waker(host.clock_ns, overrun_ns=40_000).wait(host.sleep, 3_000_000)
     assert comes_ns <= host.now_ns < 3_000_000

@@ -150,7 +150,6 @@ def test_a_transfer_lasts_until_it_stands_on_the_receivers_device(monkeypatch: p
 
 
 def test_a_measurement_that_fails_says_why(measured: list[WorkerProcess]) -> None:
-    """And the worker is there for the next one."""
     worker = measured[0]
     wrong = Point(3, 0.1, 1.0, 1)
     for message in (
@@ -217,8 +216,6 @@ def _gone(pid: int) -> bool:
 
 
 class FullPort:
-    """Whoever should read it hangs."""
-
     def post(self, message: Any) -> None: ...
 
     def flush(self) -> bool:
@@ -312,7 +309,6 @@ def test_workers_of_one_worker_share_a_process(host: OneHost) -> None:
 
 
 def test_workers_of_one_worker_die_together(host: OneHost) -> None:
-    """And those that start in their place share a process again."""
     workers = _together(host)
     workers[0].kill()
     with pytest.raises(WorkerDiedError, match="exit code -9"):
@@ -345,12 +341,10 @@ def test_workers_that_never_begin_are_told_all(specs: list[WorkerSpec]) -> None:
 
 
 def test_an_worker_whose_router_is_gone_leaves_the_others_at_work() -> None:
-    """They share a thread, and its sleep ends for each of them."""
     pairs = [_ends() for _ in range(2)]
     workers = [(port, _spec(HollowOutfit(()), params())) for _, port in pairs]
     thread = threading.Thread(
-        target=lambda: work([Worker(port, spec, IncarnationLog()) for port, spec in workers]),
-        daemon=True,
+        target=lambda: work([Worker(port, spec, IncarnationLog()) for port, spec in workers]), daemon=True
     )
     thread.start()
     (first, _), (second, _) = pairs
@@ -370,7 +364,6 @@ def test_an_worker_whose_router_is_gone_leaves_the_others_at_work() -> None:
 
 
 def test_no_process_is_left_behind(specs: list[WorkerSpec]) -> None:
-    """After a normal end, and after an error inside the context."""
     with WorkerProcess(specs[0]) as worker:
         pid = worker.pid
         assert psutil.pid_exists(pid)
@@ -389,7 +382,6 @@ def test_no_process_is_left_behind(specs: list[WorkerSpec]) -> None:
 
 
 def test_ctrl_c_is_the_routers_business(specs: list[WorkerSpec]) -> None:
-    """SIGINT does not end a worker; the end of its port does."""
     worker = WorkerProcess(specs[0])
     os.kill(worker.pid, signal.SIGINT)
     assert loaded(worker).vram_bytes > 0
@@ -427,7 +419,6 @@ def test_what_is_no_message_ends_it_with_a_line(
 
 
 def test_an_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """No model, no worker: the error names the file."""
     with pytest.raises(WorkError, match="nowhere"), _measured(tmp_path / "nowhere.safetensors", "lost"):
         pass
 
@@ -484,12 +475,7 @@ class OnCores:
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         fitting = HollowOutfit(()).fit(tell)
-        return replace(
-            fitting,
-            lanes=ToldLanes(tell),
-            computes_here=True,
-            activation_bytes=lambda: ACTIVATION_BYTES,
-        )
+        return replace(fitting, lanes=ToldLanes(tell), computes_here=True, activation_bytes=lambda: ACTIVATION_BYTES)
 
 
 class Timely:
@@ -504,8 +490,6 @@ class Timely:
 
 
 class TimelyLanes(HollowLanes):
-    """They end something at `end_ns`."""
-
     end_ns: int | None = None
 
     @property
@@ -548,7 +532,6 @@ def on_cores() -> Iterator[tuple[Worker, RouterEnd]]:
 
 
 def test_what_holds_memory_is_told_with_each_sample(on_cores: tuple[Worker, RouterEnd]) -> None:
-    """Context, activations and what is loaded."""
     worker, router = on_cores
     for loaded_bytes in (0, TINY.segments):
         worker._obey(Sampled(Sample(0, 1.0, 0.5, None)))
@@ -712,9 +695,7 @@ def _kept(request: int) -> Keep:
     return Keep((Input((request,), 0, (1,), "float32", False),))
 
 
-def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(
-    on_cores: tuple[Worker, RouterEnd],
-) -> None:
+def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(on_cores: tuple[Worker, RouterEnd]) -> None:
     """What came after a message that is the main thread's waits for that one."""
     worker, router = on_cores
     lanes = worker._fitting.lanes
@@ -739,7 +720,6 @@ def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(
 def test_what_a_lane_could_not_send_is_the_main_threads(
     on_cores: tuple[Worker, RouterEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sleeps until a timer otherwise."""
     worker, _ = on_cores
     worker._post(Pong(1, 0))
     monkeypatch.setattr(worker._port, "flush", lambda: False)

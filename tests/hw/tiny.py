@@ -68,7 +68,6 @@ def device(number: int = 0) -> DeviceSpec:
 
 
 def params(preload: bool = True) -> GreedyParams:
-    """Room for everything."""
     model = SlimResNet(TINY)
     sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, TINY.segments + 1) for w in TINY.widths}
     loaded = tuple((segment, 1.0) for segment in range(1, TINY.segments + 1)) if preload else ()
@@ -76,7 +75,6 @@ def params(preload: bool = True) -> GreedyParams:
 
 
 def router(servers: int) -> RouterConfig:
-    """Every server holds everything."""
     held = tuple(tuple(tuple(True for _ in TINY.widths) for _ in range(TINY.segments)) for _ in range(servers))
     return RouterConfig(TINY.segments, TINY.widths, held, micro_batch_sizes=(1, 2, 4, 8))
 
@@ -118,7 +116,6 @@ class MoodyNet(TinyNet):
         self.passes = 0
 
     def run_segment(self, segment: int, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        """As the tiny network's."""
         self.passes += 1
         if bool((x == POISON).any()):
             raise RuntimeError(self.words)
@@ -131,9 +128,7 @@ class IdleNet(TinyNet):
     """The tiny network, but its second segment gives back its very input."""
 
     def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
-        """The second segment takes none."""
         return {} if segment == 2 else super().weight_shapes(segment, width, 1.0 if segment == 3 else previous_width)
 
     def run_segment(self, segment: int, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        """As the tiny network's."""
         return x if segment == 2 else super().run_segment(segment, weights, x)

@@ -88,7 +88,6 @@ def test_modes_are_one_and_names_cannot_be_guessed(tmp_path: Path) -> None:
 
 
 def test_a_file_is_synced_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its folder afterwards."""
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -107,7 +106,6 @@ def test_a_file_is_synced_before_it_takes_its_place(tmp_path: Path, monkeypatch:
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
-    """Whether the system names a file, its temporary name, or none."""
     for number, filename in enumerate((None, str(tmp_path / f".slimsched-{32 * 'a'}.tmp"), "other")):
         with pytest.raises(OSError, match="full") as caught, atomic_path(tmp_path / "x"):
             raise OSError(28, "full", filename)

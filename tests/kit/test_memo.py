@@ -20,7 +20,6 @@ from kit.documents import Memo
     ],
 )
 def test_rows_are_known_up_to_the_first_that_is_torn(damage: object, known: list[object], tmp_path: Path) -> None:
-    """What follows is written again in its place."""
     path = tmp_path / "rows.jsonl"
     first = Memo(path, "abc")
     first.add([1.5])

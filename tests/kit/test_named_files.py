@@ -70,8 +70,6 @@ class Part(StrictModel):
 
 
 class Whole(StrictModel):
-    """Parts, and what is not a file."""
-
     title: str
     parts: tuple[Part, ...] | Literal["none"]
 
@@ -112,8 +110,7 @@ def test_all_of_a_scenarios_files_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "file"),
-    [(RATES, "report.csv"), (TRACE, "report.csv"), (RATES, "mine.rule.yaml")],
+    ("workload", "file"), [(RATES, "report.csv"), (TRACE, "report.csv"), (RATES, "mine.rule.yaml")]
 )
 def test_a_stage_is_made_anew_when_a_file_that_it_used_has_changed(
     workload: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

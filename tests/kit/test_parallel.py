@@ -79,7 +79,6 @@ def test_what_travels_needs_no_file(workload: str, tmp_path: Path) -> None:
 
 
 def left_behind() -> list[int]:
-    """Processes that do tasks of this one."""
     found = psutil.Process().children(recursive=True)
     return [process.pid for process in found if any("LokyProcess" in word for word in process.cmdline())]
 
@@ -127,7 +126,6 @@ def test_processes_end_with_this_one(end: signal.Signals, tmp_path: Path) -> Non
 
 
 def test_an_interruption_ends_what_runs() -> None:
-    """Whoever stops listening does not wait for the rest."""
     with closing(each(answer, 0, ["a", "endless", "endless"], 2)) as made:
         assert next(made)[0] == 0
     assert left_behind() == []

@@ -28,7 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ran(folder: Path) -> list[str]:
-    """The modules that have run."""
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.ran"))
 
 
@@ -81,7 +80,6 @@ def test_the_environment_refuses_it_too(
 
 
 def test_processes_that_are_started_refuse_it(folder: Path) -> None:
-    """They inherit it."""
     code = "from kit.plugins import own_class; own_class('told_plain:Mine', 'worker', '')"
     with telling(lambda line: None, is_refused=True):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -90,7 +88,6 @@ def test_processes_that_are_started_refuse_it(folder: Path) -> None:
 
 
 def test_its_code_is_known_without_running_it(folder: Path) -> None:
-    """Even where it could not run."""
     (folder / "told_plain.py").write_text("import no_such_module_anywhere\nraise SystemExit(3)\n")
     before = code_hash("told_plain:Mine", "a", "b")
     (folder / "told_plain.py").write_text("import no_such_module_anywhere\nraise SystemExit(4)\n")
@@ -101,7 +98,6 @@ def test_its_code_is_known_without_running_it(folder: Path) -> None:
 
 
 def test_modules_that_import_each_other_have_an_end(folder: Path) -> None:
-    """And what lies above a package's folder is nobody's."""
     (folder / "told_plain.py").write_text("import told_other\nfrom .... import nothing\n")
     (folder / "told_other.py").write_text("import told_plain\nx = 7\n")
     before = code_hash("told_plain:Mine", "a", "b")

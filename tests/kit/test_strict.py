@@ -48,7 +48,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("text, line, problem", REFUSED.values(), ids=REFUSED)
 def test_what_is_refused(text: str, line: str, problem: str) -> None:
-    """Each is told by its line and reason."""
     with pytest.raises(InputError) as caught:
         strict.mapping(text, "f.yaml")
     assert (caught.value.source, caught.value.key) == ("f.yaml", line)
@@ -97,7 +96,6 @@ PLAIN = st.recursive(
 
 @given(st.dictionaries(TEXTS, PLAIN, max_size=5))
 def test_what_is_written_reads_back(raw: dict[str, Any]) -> None:
-    """Whatever a document holds."""
     assert strict.mapping(strict.dump(raw), "f.yaml") == raw
 
 
@@ -122,8 +120,6 @@ class Group(StrictModel):
 
 
 class Member(StrictModel):
-    """One of them."""
-
     age: int
 
 
@@ -136,7 +132,6 @@ class Member(StrictModel):
     ],
 )
 def test_what_follows_from_a_mistake_is_no_other(text: str, problem: str) -> None:
-    """A list whose only item is wrong is not too short as well."""
     with pytest.raises(InputError) as caught:
         strict.parse(Group, text, "f.yaml")
     assert str(caught.value) == f"f.yaml: {problem}"
@@ -181,7 +176,6 @@ def test_a_text_that_looks_like_a_value_stays_a_text(word: str) -> None:
 @pytest.mark.parametrize("kind", TEXTS_OF)
 @given(data=st.data())
 def test_what_is_accepted_is_written_and_reads_the_same(kind: str, data: st.DataObject) -> None:
-    """With an odd value in any place."""
     words = re.split(r"([\w.]+)", TEXTS_OF[kind])
     place = data.draw(st.integers(0, len(words) // 2 - 1)) * 2 + 1
     words[place] = data.draw(ODD)

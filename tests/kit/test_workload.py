@@ -119,7 +119,6 @@ def test_a_trace_noted_in_steps_is_spread_within_them() -> None:
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.text(max_size=8), st.text(max_size=8))
 def test_streams_have_names(seed: int, one: str, other: str) -> None:
-    """The same name gives the same draws; another name gives others."""
     assert stream(seed, one).integers(2**40) == stream(seed, one).integers(2**40)
     if one != other:
         assert stream(seed, one).integers(2**40) != stream(seed, other).integers(2**40)

@@ -72,7 +72,6 @@ def best_mean_s(experiment: Experiment) -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_router_that_may_wait_is_no_slower_for_deciding_faster(seed: int, tmp_path: Path) -> None:
-    """The same tuple on the same runs, each with its own best hold."""
     experiment = drawn_experiment(seed, tmp_path)
     fast_s, slow_s = (best_mean_s(with_decisions_of(experiment, decision_ns)) for decision_ns in (FAST_NS, SLOW_NS))
     assert fast_s <= slow_s

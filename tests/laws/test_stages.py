@@ -82,7 +82,6 @@ def test_a_death_loses_the_try_and_what_must_run_again() -> None:
 
 
 def test_a_run_without_detail_keeps_none() -> None:
-    """Training pays nothing for them."""
     spec = tiny.cluster()
     record = tiny.simulate(spec, tiny.run(spec, [0.1], 0.2, detail=False))[1]
     assert [request.stages_ns for request in record.requests] == [()]

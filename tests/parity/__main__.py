@@ -29,15 +29,12 @@ CHUNK = 100
 
 @dataclass
 class Found:
-    """What some seeds came to."""
-
     done: int = 0
     decisions: int = 0
     requests: int = 0
     differences: dict[int, str] = field(default_factory=dict)
 
     def add(self, result: dict[str, Any]) -> None:
-        """One scenario's result."""
         self.done += 1
         self.decisions += result["decisions"]
         self.requests += result["requests"]
@@ -46,7 +43,6 @@ class Found:
 
 
 def run_seed(seed: int) -> dict[str, Any]:
-    """One scenario on both engines."""
     scenario = draw_with_compass(SeededDraws(seed), f"seed {seed}")
     moments = list(play(reference, scenario))
     record = moments[-1].record
@@ -85,7 +81,6 @@ def results(first: int, end: int) -> Iterator[dict[str, Any]]:
 
 
 def check(first: int, end: int, jobs: int) -> Found:
-    """All seeds of a range, with progress."""
     found, began_s = Found(), perf_counter()
     chunks = [(at, min(at + CHUNK, end)) for at in range(first, end, CHUNK)]
     with ThreadPoolExecutor(jobs) as pool:
@@ -100,8 +95,6 @@ def check(first: int, end: int, jobs: int) -> Found:
 
 
 def show_smallest(seed: int) -> None:
-    """A failing scenario, made simple."""
-
     def differs(numbers: list[int]) -> bool:
         scenario = draw_with_compass(GivenDraws(numbers), f"seed {seed}, shrunk")
         return compare(scenario, _supported) is not None

@@ -44,7 +44,6 @@ class _Loader(SourceFileLoader):
 
 
 def main() -> None:
-    """Break, run, compare."""
     sys.meta_path.insert(0, Broken(*sys.argv[1:4]))
     from sim.compiled.compiled_simulation import CompiledSimulation
     from tests.parity.compare import compare

@@ -25,8 +25,6 @@ MAX_DECISIONS = 20_000  # a run with more is stuck
 
 
 class Engine(Protocol):
-    """What both engines can do."""
-
     @property
     def now_ns(self) -> int: ...
 

@@ -287,7 +287,6 @@ TWO = (0.5, 1.0)
 
 
 def scenes() -> Iterator[Directed]:
-    """What pairs can't set up."""
     yield from _router_scenes()
     yield from _scheduler_scenes()
     yield from _device_scenes()
@@ -761,7 +760,6 @@ def _end_scenes() -> Iterator[Directed]:
 
 
 def directed() -> list[Directed]:
-    """All of them; names are unique."""
     found = [*scenes(), *pairs()]
     assert len({each.name for each in found}) == len(found)
     return found

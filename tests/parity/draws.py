@@ -60,8 +60,6 @@ class GivenDraws(Draws):
 
 
 class HypothesisDraws(Draws):
-    """Numbers from a strategy's `draw`."""
-
     def __init__(self, draw: Callable[[st.SearchStrategy[int]], int]) -> None:
         self._draw = draw
 

@@ -30,8 +30,6 @@ _LAST = HOST + 1
 
 @dataclass(frozen=True)
 class Mutant:
-    """One broken rule."""
-
     name: str
     break_it: Patch
 
@@ -113,8 +111,7 @@ def _order_mutants() -> Iterator[Mutant]:
     yield Mutant("ids in falling order", _ranks(lambda i, kind, number, _: rank(i, kind, _NUMBER - number)))
     yield Mutant("no order but that of planning", _reordered(lambda order, _: ARRIVAL))
     yield Mutant(
-        "arrivals after the servers' events",
-        _reordered(lambda order, _: HOST - 1 if order == ARRIVAL else order),
+        "arrivals after the servers' events", _reordered(lambda order, _: HOST - 1 if order == ARRIVAL else order)
     )
     yield Mutant("arrivals after decision ends", _reordered(lambda order, _: _LAST if order == ARRIVAL else order))
     yield Mutant(
@@ -150,7 +147,6 @@ def source_mutants(where: str = "") -> list[Mutant]:
 
 
 def mutants() -> list[Mutant]:
-    """All of the reference."""
     return [*_order_mutants(), *source_mutants()]
 
 

@@ -97,7 +97,6 @@ class Scenario:
         return make_router(self.policy_name, self.context())
 
     def context(self) -> RouterContext:
-        """What routers are built from."""
         cluster = self.cluster
         costs = ProfileCosts(
             [cluster.devices[server.device] for server in cluster.servers],
@@ -185,7 +184,6 @@ POWER = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 250.0, "provenanc
 
 @lru_cache(maxsize=16)
 def crowding_table(beta: float) -> tuple[float, ...]:
-    """As `sim.device_tables` compiles it."""
     return tuple(crowding(x / 1000, beta) for x in range(64_001))
 
 
@@ -243,7 +241,6 @@ class Device:
     name: str = "grid"
 
     def tables(self) -> DeviceTables:
-        """The tables that both engines read."""
         return DeviceTables(
             name=self.name,
             profile=shape(self.segments, self.widths, self.kind),
@@ -443,7 +440,6 @@ def sparse_prior(segments: int, widths: tuple[float, ...]) -> AccuracyPrior:
 
 
 def draw_scenario(draws: Draws, name: str) -> Scenario:
-    """A whole scenario."""
     step_ns = draws.pick(STEPS_NS)
     segments = draws.pick((1, 2, 3, 4))
     widths = draws.pick(WIDTH_SETS)

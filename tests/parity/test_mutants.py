@@ -25,14 +25,7 @@ from tests.parity.scenarios import Scenario, draw_scenario, in_racks, sampled
 
 pytestmark = pytest.mark.mutants
 SEEDS = (*range(120), 182, 234, 1232)  # the last three meet rules that hardly any other meets
-COMMUTING = (
-    "transfer end and",
-    "unload end and",
-    "timer and",
-    "slowness and",
-    "hang and",
-    "crash and",
-)
+COMMUTING = ("transfer end and", "unload end and", "timer and", "slowness and", "hang and", "crash and")
 MUTANTS = mutants()
 
 
@@ -99,7 +92,6 @@ def broken(module: str, old: str, new: str, first: str) -> str:
 
 
 def test_the_interpreted_engine_is_the_reference_where_nothing_is_broken() -> None:
-    """Else a broken line would be noticed whatever it does."""
     module, old, _, first = next(iter(ROWS["compiled"].values()))
     assert broken(module, old, old, first) == ""
 

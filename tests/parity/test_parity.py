@@ -101,7 +101,6 @@ def test_engines_agree_where_one_rule_decides(name: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_engines_agree_where_any_two_events_meet(place: str) -> None:
-    """Every two kinds of event at one instant."""
     met = [pair for pair in pairs() if pair.name.endswith(place)]
     assert len(met) > 150
     assert {pair.name: found for pair in met if (found := _disagreement(pair)) is not None} == {}

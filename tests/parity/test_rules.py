@@ -82,7 +82,6 @@ class Asked:
 
 
 def narrow(context: RouterContext) -> tuple[float, ...]:
-    """A tuple whose widths differ."""
     widths = context.config.widths
     return tuple(widths[(2 * s + 1) % len(widths)] for s in range(context.config.segments))
 
@@ -115,7 +114,6 @@ def ladder(placement: str) -> MakeRouter:
 
 
 def slow_ladder(placement: str) -> MakeRouter:
-    """It comes back late."""
     rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), hysteresis=0.7)
     return lambda scenario, context: rule.make(context)
 
@@ -180,7 +178,6 @@ def milp(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
 
 
 def clearing(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    """It plans for what is inside, too."""
     period_s = max(length_s(scenario) / 12, 1e-8)
     return make_milp(context, context.config.micro_batch_sizes, period_s, 0.5, 0.5, period_s)
 
@@ -414,7 +411,6 @@ BY_MODEL = [name for name in ROUTERS if not name.startswith(("fixed", "infaas", 
 
 @pytest.mark.parametrize("name", BY_MODEL)
 def test_a_plan_decides_as_its_rule_does_for_two_models(name: str) -> None:
-    """And images of a class run at widths of its model alone."""
     scenario = two_models()
     record = decided_alike(name, scenario, scenario.context())
     require_views_alike(name, scenario, scenario.context(), record)
@@ -478,7 +474,6 @@ def test_a_router_goes_on_from_what_it_remembers(name: str) -> None:
 
 
 def test_a_plan_takes_over_in_the_middle_of_a_run() -> None:
-    """Whether a decision is asked for, or just made."""
     for is_answered in (False, True):
         records = []
         for wrap in (Asked, lambda router: router):
@@ -518,8 +513,6 @@ def test_a_plan_goes_on_when_numbers_and_room_are_scarce(monkeypatch: pytest.Mon
 
 
 class OwnGenerator(np.random.Generator):
-    """Its numbers may come from anywhere."""
-
     def random(self, *args: Any, **kwargs: Any) -> Any:
         assert not args, "one number at a time"
         assert not kwargs
@@ -533,7 +526,6 @@ def test_a_generator_of_ones_own_is_asked_for_each_number() -> None:
 
 
 def test_a_plan_stops_where_the_run_comes_to_what_was_never_evaluated() -> None:
-    """What its router has seen until then is kept."""
     scenario, context = scenarios()[0]
     images = np.zeros(len(scenario.run.arrivals_ns), np.int64)
     labels = MatrixCorrectness([(0.25,) * 4], np.ones((1, 1), np.bool_), images)

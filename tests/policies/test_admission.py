@@ -9,21 +9,13 @@ import pytest
 from policies.interfaces import RouterConfig
 from policies.router_core import RouterCore
 from policies.router_queue import AIM, LEAST, MOST, REFUSED, has_room, note_end
-from policies.vocabulary import (
-    GoalSet,
-    RequestArrived,
-    RequestCompleted,
-    RequestFailed,
-    ServerUp,
-)
+from policies.vocabulary import GoalSet, RequestArrived, RequestCompleted, RequestFailed, ServerUp
 from tests.policies.test_router import arrive, back, handle, send
 
 MS = 1_000_000
 
 
 class Measured:
-    """A room of so many images."""
-
     def __init__(self, images: float) -> None:
         self.images, self.scale = images, 1.0
 
@@ -93,7 +85,6 @@ def test_equal_floors_are_refused_alike_and_without_a_limit_nobody_is() -> None:
 
 
 def test_who_leaves_makes_room_and_a_late_one_takes_some() -> None:
-    """Also in a core that goes on from a snapshot."""
     its = core(GoalSet(0.75, 100 * MS, 0.0, 0))
     assert flood(its, 0, 0) == 10
     micro_batch = send(its, 0, 0)

@@ -66,13 +66,11 @@ def test_time_becomes_dearer_with_the_load() -> None:
 
 
 def test_a_dial_is_the_logarithm_of_the_price() -> None:
-    """Above 0 it falls, and goals of its own are gone."""
     dialled = CompassRule(numbers=Numbers(level=-3.0)).dialled(0.5, context())
     assert dialled == CompassRule(numbers=Numbers(level=-3.5), control=None)
 
 
 def test_images_wait_for_the_host_or_until_devices_have_large_batches() -> None:
-    """The larger counts."""
     numbers, unit_ns = Numbers(batching_delay_arrivals=2.0, batching_delay_host=1.5, batching_delay_units=0.5), 9.4e8
     for servers in (3, 6, 4000):
         its = replace(context(servers=servers), micro_batch_ns=250_000)
@@ -86,7 +84,6 @@ def test_images_wait_for_the_host_or_until_devices_have_large_batches() -> None:
 
 
 def test_holds_are_as_long_as_the_core_allows_and_a_files_own_goes_before() -> None:
-    """Twice as slow a cluster has twice as long a unit."""
     where = context(LinearCosts(speeds=(0.5,) * 6))
     assert unit_of(where) == pytest.approx(2 * unit_of(context()))
     where = replace(where, config=replace(where.config, max_batching_delay_ns=10**9))
@@ -115,22 +112,7 @@ def test_images_stay_while_nobody_else_is_quicker_by_so_much(stay: float, most: 
         assert router.choose(seen, np.random.default_rng(0)).server == chosen
 
 
-def test_images_between_two_segments_count_where_they_are_expected() -> None:
-    """New ones go where fewest will come back; they leave their place as they go on, and all that is out has none."""
-    router, rng = CompassRule().chooser(context(servers=2)), np.random.default_rng(0)
-    idle = view(server(), server(), candidates=8)
-    assert [router.choose(idle, rng).server for _ in range(4)] == [0, 1, 0, 1]
-    coming = [each.images for each in router.servers]
-    assert coming == [2 * 8 * 0.75] * 2
-    back = view(server(), server(), head=HeadKey(2, 1.0, 0), candidates=8)
-    assert router.choose(back, rng).server == 0
-    assert [each.images for each in router.servers] == [coming[0] - 8 * 0.25, coming[1]]
-    router.choose(view(server(valid=False), server(), candidates=8), rng)
-    assert router.servers[0].images == 0.0
-
-
 def test_its_numbers_are_searched_within_their_bounds() -> None:
-    """There and back the same; below a bound it is the bound."""
     numbers = Numbers(level=-3.0, stay=0.4, batching_delay_host=0.7)
     assert Numbers.of_vector(numbers.to_vector()) == numbers
     low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))

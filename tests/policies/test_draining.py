@@ -3,19 +3,14 @@ it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from policies.replay import replay
 from policies.router_core import RouterCore
-from policies.run_records import LoggedStep
 from policies.vocabulary import (
     BatchingDelay,
     Choice,
     Decided,
     Delayed,
-    RequestArrived,
     RequestCompleted,
     RouterTimer,
     ServerDown,
@@ -58,19 +53,7 @@ def test_a_block_on_its_way_counts_although_its_inputs_are_elsewhere() -> None:
     assert (core.is_empty(0), core.is_empty(1)) == (False, True)
 
 
-def test_what_was_decided_before_is_not_sent_there_any_more() -> None:
-    """The wish came between question and answer: it is asked again, at once."""
-    core = router()
-    arrive(core, 0, 1)
-    decide = ask(core, 0)
-    handle(core, ServerDraining(0, True), 1)
-    assert handle(core, Decided(decide.decision, Choice(0, 1.0, 1)), 2) == []
-    assert core.next_wake_ns == 2
-    assert valid(core, 2) == [False, True]
-
-
 def test_a_server_that_is_returned_gets_blocks_again_and_wakes_who_waits() -> None:
-    """The other one is at its cap: who waits sleeps until then."""
     core = router(outstanding_micro_batches=1)
     handle(core, ServerDraining(0, True), 0)
     arrive(core, 0, 1, 2)
@@ -108,16 +91,7 @@ def test_where_no_other_server_is_up_the_drained_one_serves(is_asleep: bool) -> 
     assert valid(core, 4) == [False, True]
 
 
-def test_where_all_are_drained_all_serve() -> None:
-    core = router()
-    for server in (0, 1):
-        handle(core, ServerDraining(server, True), 0)
-    arrive(core, 0, 1)
-    assert valid(core, 0) == [True, True]
-
-
 def test_a_segment_that_no_other_server_can_hold_is_served_by_the_drained_one() -> None:
-    """Of the others it takes none."""
     fits = (((True, True), (True, True)), ((True, True), (False, False)))  # server 1 can't hold segment 2
     core = router(fits=fits)
     handle(core, ServerDraining(0, True), 0)
@@ -141,27 +115,7 @@ def test_holds_end_when_servers_change(is_draining: bool) -> None:
     assert core.next_wake_ns == 10
 
 
-def test_a_log_with_draining_replays() -> None:
-    """Without the event another view comes out."""
-    core, steps = router(), list[LoggedStep]()
-
-    def take(event: Any, now: int) -> list[Any]:
-        commands = core.handle(event, now)
-        steps.append(LoggedStep(now, "router", event, tuple(commands)))
-        return list(commands)
-
-    for server in (0, 1):
-        take(ServerUp(server, 2), 0)
-    take(ServerDraining(0, True), 1)
-    take(RequestArrived(1), 2)
-    (decide,) = take(RouterTimer(), 2)
-    take(Decided(decide.decision, Choice(1, 1.0, 1)), 2)
-    assert replay(steps, core.config, []) is None
-    assert replay([step for step in steps if not isinstance(step.event, ServerDraining)], core.config, []) is not None
-
-
 def test_whether_it_is_needed_is_known_before_anybody_waits() -> None:
-    """By what the others can hold, whoever is busy."""
     fits = (((True, True), (True, True)), ((True, True), (True, False)), ((False, False), (True, True)))
     core = router(servers=3, fits=fits)
     assert core.is_needed(0)

@@ -9,7 +9,6 @@ RULES = Supervision(backoff_ns=10, backoff_limit_ns=50, stable_ns=1000)
 
 
 def test_the_wait_doubles_with_each_death_in_a_row_up_to_its_limit() -> None:
-    """A death while it is still starting belongs to the row."""
     plan = RestartPlan(RULES)
     plan.came_up(0)
     assert [plan.restart_at_ns(now) - now for now in (5, 20, 50, 100)] == [10, 20, 40, 50]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp, inf, nan
@@ -31,13 +30,11 @@ from policies.goal_control import (
     end_of_dial,
 )
 from policies.interfaces import MAX_TUPLES, accuracies_of, limit_ns_of
-from policies.router_names import rule_from_dict
 from policies.rules.compass import CompassRule
-from policies.rules.lookahead import LookaheadRule
 from policies.rules.rule_params import BatchingDelaySpec, LadderRule, RouterSpec
 from policies.rules.rule_parts import ControlSpec
 from policies.vocabulary import FOLLOW_NS, ClusterView
-from tests.policies.cluster_views import TABLE, choice_of, context, known, server, view
+from tests.policies.cluster_views import TABLE, context, known, server, view
 
 FLOOR, SECOND = 0.75, 1_000_000_000
 RNG = stream(0, "floors")
@@ -264,49 +261,6 @@ def served(seen: ClusterView, accuracy: float) -> ClusterView:
     return changed(seen, completed=200, accuracy_sum=200 * accuracy)
 
 
-LADDER = {"schema": "slimsched.rule/1", "kind": "ladder", "thresholds": [4], "rungs": [[1.0] * 4, [0.25] * 4]}
-
-
-def test_a_ladder_climbs_later_where_it_served_too_little() -> None:
-    for accuracy, width in ((0.70, 1.0), (0.75, 0.25), (0.80, 0.25)):
-        router = rule_from_dict({**LADDER, "control": {"floor": FLOOR}}).make(known())
-        seen = served(view(server(), fifo=8), accuracy)
-        assert choice_of(router, seen, RNG).width == width, accuracy
-    short = served(view(server(), fifo=2), 0.80)
-    router = rule_from_dict({**LADDER, "control": {"floor": FLOOR}}).make(known())
-    assert choice_of(router, short, RNG).width == 0.25
-
-
-def test_compass_pays_less_for_time_where_it_served_too_little() -> None:
-    widths = []
-    for accuracy in (0.70, 0.80):
-        router = CompassRule(control=ControlSpec(floor=FLOOR)).chooser(known())
-        widths.append(router.choose(served(view(server(), fifo=32), accuracy), RNG).width)
-    assert widths[0] > widths[1]
-
-
-def test_a_lookaheads_dial_ends_at_the_widths_that_servers_can_take() -> None:
-    seen = served(view(server(widths=(True, True, True, False)), fifo=32), 0.70)
-    router = LookaheadRule(worth_s=10.0, control=ControlSpec(floor=FLOOR)).chooser(known())
-    assert router.choose(seen, RNG).width == 0.75
-    assert router.control is not None
-    assert router.control.end == AT_WIDEST
-
-
-@pytest.mark.parametrize(("worth_s", "plain", "short", "long"), [(0.01, 0.25, 0.5, 0.25), (0.1, 1.0, 1.0, 0.25)])
-def test_a_lookahead_pays_more_for_accuracy_where_it_served_too_little(
-    worth_s: float, plain: float, short: float, long: float
-) -> None:
-    """And shows where its dial is at an end."""
-    seen = served(view(server(), fifo=32), 0.70)
-    assert LookaheadRule(worth_s=worth_s).chooser(known()).choose(seen, RNG).width == plain
-    for accuracy, width in ((0.70, short), (0.80, long)):
-        router = LookaheadRule(worth_s=worth_s, control=ControlSpec(floor=FLOOR)).chooser(known())
-        assert router.choose(served(seen, accuracy), RNG).width == width
-        assert router.control is not None
-        assert router.control.end == {1.0: AT_WIDEST, 0.25: AT_NARROWEST}.get(width, FREE)
-
-
 def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
     router = CompassRule(control=ControlSpec()).chooser(known())
     plain = CompassRule(control=None).chooser(known())
@@ -359,13 +313,6 @@ def test_goals_of_a_router_without_control_cant_be_set() -> None:
                 set_goal(0.5)
 
 
-def test_a_ladder_climbs_earlier_where_many_were_late() -> None:
-    for late, width in ((0, 1.0), (200, 0.25)):
-        router = rule_from_dict({**LADDER, "control": {"p99_limit_s": 0.03}}).make(known())
-        seen = changed(view(server(), fifo=3), completed=1000, late=late)
-        assert choice_of(router, seen, RNG).width == width, late
-
-
 def test_compass_pays_for_joules_and_less_where_the_floor_would_be_missed() -> None:
     """The weight is the operator's or its own; the floor counts for more."""
     seen = view(server(), fifo=1)
@@ -414,21 +361,3 @@ def test_the_table_is_in_the_order_of_the_tuples_numbers() -> None:
 def test_where_a_rung_is_on_its_ladder() -> None:
     assert [end_of_dial(rung, 3) for rung in range(3)] == [AT_WIDEST, FREE, AT_NARROWEST]
     assert end_of_dial(0, 1) == AT_BOTH
-
-
-@pytest.mark.parametrize("kind", [CompassRule, LadderRule, LookaheadRule])
-def test_each_class_has_a_controller_of_its_own(kind: Callable[..., RouterSpec]) -> None:
-    """What one lacks widens its micro-batches alone; a goal of the router's own is every class's."""
-    both, spec = known(), kind(control=ControlSpec())
-    router: Any = spec.make(dataclasses.replace(both, config=dataclasses.replace(both.config, classes=("gold", "tin"))))
-    seen = served(view(server(), fifo=16), 0.70)
-    for number, floor in ((0, FLOOR), (1, 0.0)):
-        head = changed(seen.head, service_class=number)
-        asked = changed(seen, head=head, goal_floor=floor, completed=800, others_completed=400)
-        for second in (1, 2):
-            router.choose(changed(asked, now_ns=second * SECOND), RNG)
-    gold, tin = router.control.all
-    assert gold.shift > 0 == tin.shift
-    assert (gold.completed, tin.completed) == (400, 400)
-    router.set_floor(0.74)
-    assert (gold.floor, tin.floor) == (0.74, 0.74)

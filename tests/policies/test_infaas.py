@@ -3,7 +3,7 @@ import pytest
 
 from kit.errors import InputError
 from policies.rules.published_rules import InfaasRule, Variants, make_variants
-from policies.rules.rule_context import ComposedRouter, RouterContext
+from policies.rules.rule_context import RouterContext
 from policies.vocabulary import NS_PER_S, ROUTER, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
@@ -22,16 +22,6 @@ def at_ms(now_ms: float, *servers: ServerView, fifo: int = 0) -> ClusterView:
 def rule(given: RouterContext | None = None, floor: float = 0.0, target_s: float = 0.1) -> Variants:
     """Down above 20 ms, up below 5 ms, no sooner than 100 ms after the last step."""
     return make_variants(given or context(servers=2), floor, target_s, up=0.05, down=0.2)
-
-
-def test_servers_begin_with_the_cheapest_and_climb_while_idle() -> None:
-    """One step at a time, each kept for the target."""
-    variants = rule()
-    seen = [
-        (now, variants(at_ms(now, server(), server()), 0, RNG), variants.levels[0]) for now in (0, 99, 100, 200, 300)
-    ]
-    assert seen == [(0, 0.5, 2), (99, 0.5, 2), (100, 1.0, 1), (200, 1.0, 0), (300, 1.0, 0)]
-    assert variants.levels[1] == 3  # nobody asked about the other one
 
 
 def test_between_the_thresholds_nothing_changes() -> None:
@@ -73,26 +63,6 @@ def leap_from_the_best(leap: int, *, waiting: int) -> int:
     return behind.levels[0]
 
 
-def test_it_stops_at_both_ends() -> None:
-    """Overload finds nothing cheaper, idleness nothing better."""
-    variants = rule()
-    for now in (0, 100, 200):
-        variants(at_ms(now, server(500), server()), 0, RNG)
-    assert variants.levels[0] == 3
-    variants.levels = [0, 0]
-    variants(at_ms(300, server(), server()), 0, RNG)
-    assert variants.levels[0] == 0
-
-
-def test_asked_twice_at_a_time_it_answers_the_same() -> None:
-    """A placement may ask for every server's width before one is chosen."""
-    router = InfaasRule(placement="shortest-delay", target_s=0.1).make(context(servers=2))
-    assert isinstance(router, ComposedRouter)
-    assert isinstance(router.width, Variants)
-    router.choose(at_ms(0, server(), server()), RNG)
-    assert router.width.levels == [2, 2]
-
-
 def test_the_floor_ends_the_variants() -> None:
     """The cheapest variant is the cheapest that keeps the floor; none above the best tuple."""
     assert rule(floor=0.0).variants[0] == (BEST, SECOND, THIRD, CHEAPEST)
@@ -110,7 +80,6 @@ def test_a_slow_server_has_only_variants_that_meet_the_target_alone() -> None:
 
 
 def test_without_a_target_the_deadline_is_it() -> None:
-    """As for slackfit."""
     router = InfaasRule(down=0.5).chooser(context(deadline_s=0.2))
     assert isinstance(router.width, Variants)
     assert router.width.down_ns == NS_PER_S // 10

@@ -8,25 +8,18 @@ from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.run_ledger import Ledger, ReportedPower
 from policies.run_records import BatchTold
 from policies.vocabulary import (
-    BatchFailed,
-    BatchingDelay,
-    BatchingDelayBegun,
     Choice,
     ClusterView,
     Decide,
     Decided,
-    Delayed,
     HeadKey,
     MicroBatch,
     MicroBatchFinished,
     RequestArrived,
     RequestCompleted,
-    RequestFailed,
     RequestsReturned,
     RouterTimer,
-    RunBatch,
     SendMicroBatch,
-    ServerDown,
     ServerReport,
     ServerUp,
     TransferFinished,
@@ -57,7 +50,6 @@ def test_reported_power_is_a_step_function_with_an_exact_integral() -> None:
 
 
 def test_a_requests_energy_is_mean_reported_power_over_its_life() -> None:
-    """The paper's E of one image; retries are told."""
     kept = ledger()
     kept.observe_router(report(0, 0, 100.0, 0.0), (), 0)
     kept.observe_router(report(1, 0, 200.0, 0.0), (), 0)
@@ -67,25 +59,6 @@ def test_a_requests_energy_is_mean_reported_power_over_its_life() -> None:
     (record,) = kept.requests
     assert record.energy_j == pytest.approx(300.0)
     assert record.retries == 2
-
-
-def test_a_dead_server_reports_nothing() -> None:
-    """Its last reading ends with it: neither its power nor its utilization stays in later credits."""
-    kept = ledger(gamma=1.0, delta=1.0)
-    kept.observe_router(report(0, 0, 100.0, 1.0), (), 0)
-    kept.observe_router(report(1, 0, 100.0, 0.0), (), 0)
-    kept.observe_router(ServerDown(0, 1, "killed"), (), S)
-    view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
-    kept.observe_router(RouterTimer(), (Decide(1, view),), S)
-    sent = SendMicroBatch(MicroBatch(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
-    kept.observe_router(RequestArrived(5), (), S)
-    kept.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
-    ended = MicroBatchFinished(1, 1, 1, (5,), (S,), (2 * S,), ((1.0,),), (False,), (False,))
-    kept.observe_router(RouterTimer(), (ended,), 2 * S)
-    ((decision, terms),) = kept.take_credits()
-    assert decision == 1
-    assert terms.energy == pytest.approx(-50.0)
-    assert terms.imbalance == 0.0
 
 
 @pytest.mark.parametrize("arrived_ns", [3 * S, S])
@@ -103,14 +76,6 @@ def test_no_block_arrives_before_its_inputs_are_gathered(arrived_ns: int) -> Non
     kept.observe_router(RouterTimer(), (ended,), 4 * S)
     (micro_batch,) = kept.micro_batches
     assert micro_batch.arrived_ns == max(arrived_ns, 2 * S)
-
-
-def test_a_failed_batch_passes_no_image() -> None:
-    """It is in no count and leaves no batch record."""
-    kept = ledger()
-    kept.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0)  # type: ignore[arg-type]
-    kept.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5)
-    assert (kept.counts(0).images, kept.counts(0).batches, kept.batches) == (0, 0, [])
 
 
 def test_no_stage_is_negative_where_a_servers_clock_is_ahead() -> None:
@@ -134,30 +99,3 @@ def test_no_stage_is_negative_where_a_servers_clock_is_ahead() -> None:
 def asked(kept: Ledger, decision: int, now: int, entered: int) -> None:
     view = ClusterView(now, HeadKey(1, 0.0, -1), 1, entered, 1, 0, ())
     kept.observe_router(RouterTimer(), (Decide(decision, view),), now)
-
-
-def test_a_decision_that_held_gets_the_credit_of_the_block_that_takes_whom_it_held() -> None:
-    """What was waited is in the micro-batch's latency; a micro-batch of others brings it nothing."""
-    kept = Ledger(2, 2, RewardWeights(alpha=0.0, beta=1.0), AccuracyPrior({(1.0, 1.0): 0.8}), detail=False)
-    kept.observe_router(RequestArrived(1), (), 0)
-    asked(kept, 1, 0, 0)
-    kept.observe_router(Delayed(1, BatchingDelay(4, S)), (BatchingDelayBegun(1, 1, 0, S),), 0)
-    for decision, request in ((2, 7), (3, 1)):
-        asked(kept, decision, S, 0)
-        micro_batch = MicroBatch(decision, 0, 1, WorkKey(1, 1.0, 0.0), (request,))
-        kept.observe_router(Decided(decision, Choice(0, 1.0, 1)), (SendMicroBatch(micro_batch, ()),), S)
-        ended = MicroBatchFinished(decision, 0, 1, (request,), (0,), (2 * S,), ((1.0,),), (), (False,))
-        kept.observe_router(RequestsReturned(0, 1, (request,), 1, 1.0), (ended,), 2 * S)
-    credits = [(decision, terms.latency) for decision, terms in kept.take_credits()]
-    assert credits == [(2, -2.0), (3, -2.0), (1, -2.0)]
-
-
-def test_a_decision_that_held_whom_nobody_served_gets_a_wrong_blocks_credit() -> None:
-    """Shed while it waited: no accuracy, and all the time since it entered."""
-    kept = Ledger(2, 2, RewardWeights(alpha=1.0, beta=1.0, centre=True), AccuracyPrior({(1.0, 1.0): 0.8}), detail=False)
-    kept.observe_router(RequestArrived(1), (), 0)
-    asked(kept, 1, S, 0)
-    kept.observe_router(Delayed(1, BatchingDelay(4, S)), (BatchingDelayBegun(1, 1, 0, 2 * S),), S)
-    kept.observe_router(RouterTimer(), (RequestFailed(1, "deadline", 0),), 3 * S)
-    ((decision, terms),) = kept.take_credits()
-    assert (decision, terms.accuracy, terms.latency) == (1, -0.8, -3.0)

@@ -43,7 +43,6 @@ def test_power_limits_must_be_positive(limits: tuple[float, ...]) -> None:
 
 
 def test_masks_say_what_the_view_says() -> None:
-    """Valid servers and held widths come through unchanged."""
     servers, widths = masks(view(server(valid=False), server(widths=(True, True, False, False))))
     assert servers.tolist() == [False, True]
     assert widths.tolist() == [[True] * 4, [True, True, False, False]]

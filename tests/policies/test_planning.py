@@ -70,7 +70,6 @@ def test_no_assignment_is_better(cluster: tuple[Capacity, tuple[float, ...]], lo
 @settings(max_examples=15)
 @given(clusters)
 def test_more_demand_is_no_more_accurate(cluster: tuple[Capacity, tuple[float, ...]]) -> None:
-    """A plan for more would do for less."""
     capacity, accuracy = cluster
     most = sum(max(row) for row in capacity)
     found = [plan(load * most, capacity, accuracy).accuracy for load in (0.2, 0.4, 0.6, 0.8, 0.95, 1.0)]
@@ -82,7 +81,6 @@ WORTH = (0.76, 0.70)
 
 
 def test_little_demand_is_shared_by_speed_at_the_best() -> None:
-    """All servers are accurate, and busy alike."""
     assert plan(10.0, TWO, WORTH) == Placement((0, 0), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.76), True)  # type: ignore[arg-type]
 
 
@@ -108,12 +106,10 @@ def test_past_capacity_everybody_is_as_fast_as_can_be() -> None:
 
 
 def test_a_server_that_is_down_has_no_share() -> None:
-    """The others take it all."""
     assert plan(40.0, (TWO[0], (0.0, 0.0)), WORTH).shares == (1.0, 0.0)
 
 
 def test_demands_are_rounded_up_to_two_percent() -> None:
-    """So that few plans are made: never down, never by more."""
     for demand in (1.0, 1.5, 99.0, 12345.6):
         assert demand <= rounded_up(demand) <= demand * 1.02 * (1 + 1e-9)
     assert rounded_up(0.0) == rounded_up(0.7) == 1.0
@@ -140,39 +136,6 @@ def at_s(
     seen = view(*servers, head=head, candidates=candidates)
     now_ns = round(now_s * NS_PER_S)
     return ClusterView(now_ns, seen.head, candidates, now_ns, fifo, completed, seen.servers)
-
-
-def test_images_go_where_the_share_is_furthest_behind() -> None:
-    """By shares of 1 : 1 : 2, in images; of two that are alike the lower first, passing over who can't take one."""
-    milp = router()
-    idle = [server(), server(), server()]
-    assert [milp.choose(at_s(0, *idle), RNG).server for _ in range(8)] == [2, 0, 1, 2, 2, 0, 1, 2]
-    assert milp.choose(at_s(0, *idle, candidates=32, fifo=32), RNG).server == 2
-    assert milp.placed == [2, 2, 36]
-    taken = [milp.choose(at_s(0, server(), server(valid=False), server()), RNG).server for _ in range(7)]
-    assert taken == [0] * 7
-
-
-def test_images_stay_where_they_are() -> None:
-    """At the width of that server's tuple; nobody's share is counted for it."""
-    milp = router()
-    milp.plan = Placement((0, 1, 3), (0.0, 0.5, 0.5), 0.7, True)
-    placed = list(milp.placed)
-    widths = [milp.choose(at_s(0, server(), server(), server(), head=HeadKey(4, 1.0, n)), RNG) for n in range(3)]
-    assert [(choice.server, choice.width) for choice in widths] == [(0, 1.0), (1, 1.0), (2, 0.25)]
-    assert milp.placed == placed
-    moved = milp.choose(at_s(0, server(2, valid=False), server(), server(), head=HeadKey(3, 1.0, 0)), RNG)
-    assert (moved.server, moved.width) == (1, 0.75)
-
-
-def test_a_server_without_a_share_takes_what_nobody_else_can() -> None:
-    """However far ahead the others are."""
-    milp = router()
-    milp.plan = Placement((0, 0, 0), (0.0, 0.5, 0.5), 0.7, True)
-    milp.placed = [0, 500, 900]
-    full = server(9, valid=False)
-    assert milp.choose(at_s(0, server(), full, server()), RNG).server == 2
-    assert milp.choose(at_s(0, server(), full, full), RNG).server == 0
 
 
 def test_plans_follow_the_rate_of_the_last_period() -> None:
@@ -232,7 +195,6 @@ def test_what_is_inside_can_be_planned_for() -> None:
 
 
 def test_an_accuracy_table_of_other_widths_is_refused() -> None:
-    """There is nothing to choose from."""
     foreign = replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.9}))
     with pytest.raises(InputError, match="the accuracy table has no tuple of the widths"):
         MilpRule().make(foreign)

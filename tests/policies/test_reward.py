@@ -17,7 +17,6 @@ def test_reward_by_hand() -> None:
 
 
 def test_centring_subtracts_the_mean_top1_before_alpha() -> None:
-    """Centred, a prior equal to the table's mean is worth nothing."""
     weights = RewardWeights(alpha=2.0, beta=0.0, centre=True)
     figures = {"mean_accuracy": 0.7, "latency_s": 1.0, "energy_j": 1.0, "gpu_var": 1.0}
     assert reward_terms(weights, p_acc=0.7, **figures).total == 0.0

@@ -78,7 +78,6 @@ def test_a_rule_comes_back_from_its_file(rule: RuleSpec) -> None:
 
 
 def test_every_kind_is_tried() -> None:
-    """None is left out above."""
     assert {rule.KIND for rule in SOME} == set(RULES)
 
 
@@ -99,11 +98,7 @@ def test_parameters_reach_the_router() -> None:
     infaas = SOME[6].make(context())
     assert isinstance(infaas, ComposedRouter)
     assert isinstance(infaas.width, Variants)
-    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.dwell_ns) == (
-        20_000_000,
-        90_000_000,
-        10_000_000,
-    )
+    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.dwell_ns) == (20_000_000, 90_000_000, 10_000_000)
     assert infaas.width.leap == 3
     plain = SOME[7].make(context())
     assert isinstance(plain, ComposedRouter)
@@ -139,11 +134,7 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
         ({"kind": ["ladder"]}, "kind", ["known: compass"]),
         ({"treshholds": [4]}, "treshholds", ["unknown key; did you mean 'thresholds'"]),
-        (
-            {"tuple": [1, 1, 1, 1]},
-            "tuple",
-            ["unknown key; known: batching_delay, control, hysteresis, made_by"],
-        ),
+        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: batching_delay, control, hysteresis, made_by"]),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
         ({"micro_batch_size": 0}, "micro_batch_size", ["found 0", "greater than or equal to 1"]),
@@ -166,7 +157,6 @@ def test_what_is_left_out_is_the_default() -> None:
     ],
 )
 def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, Any], key: str, words: list[str]) -> None:
-    """One message, whatever is wrong."""
     with pytest.raises(InputError) as caught:
         rule_from_dict(raw(**changes), "mine.rule.yaml")
     assert (caught.value.source, caught.value.key) == ("mine.rule.yaml", key)
@@ -190,7 +180,6 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
     ],
 )
 def test_parameters_have_limits(document: dict[str, Any], key: str, words: list[str]) -> None:
-    """Each kind's own."""
     with pytest.raises(InputError) as caught:
         rule_from_dict({"schema": "slimsched.rule/1", **document}, "mine.rule.yaml")
     assert caught.value.key == key
@@ -207,13 +196,11 @@ def test_parameters_have_limits(document: dict[str, Any], key: str, words: list[
     ],
 )
 def test_a_rule_for_another_network_is_refused(rule: RuleSpec, words: str) -> None:
-    """With what would fit."""
     with pytest.raises(InputError, match=words):
         rule.make(context(), "mine.rule.yaml")
 
 
 def test_a_group_that_no_cluster_has_is_refused() -> None:
-    """A cap above the smallest group means the largest one below it."""
     few = replace(context(), config=replace(context().config, micro_batch_sizes=(4, 8)))
     assert FixedRule(micro_batch_size=7).chooser(few).micro_batch_size == LargestMicroBatch((4,))
     with pytest.raises(InputError, match="micro_batch_size 3 is below the smallest one, 4"):

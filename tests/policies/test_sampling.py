@@ -23,7 +23,6 @@ def test_the_activations_server_is_first_and_others_can_take_the_block() -> None
 
 
 def test_where_none_of_them_can_take_it_all_are_looked_at() -> None:
-    """However few can, the micro-batch is sent."""
     assert sampled_servers(5, 3, (7,), lambda server: False, 100, 8) == ()
 
 

@@ -17,7 +17,6 @@ SEEN = view(server(), candidates=3)
 
 
 def test_an_index_is_a_wait_for_the_next_larger_group() -> None:
-    """Cut to how long the candidates may still be held."""
     seen = msgspec.structs.replace(SEEN, batching_delay_left_ns=5_000_000)
     assert WAITS.mask(seen).tolist() == [True, True, True]
     assert [WAITS.batching_delay(index, seen) for index in (1, 2)] == [
@@ -40,12 +39,10 @@ def test_where_nobody_may_be_held_only_going_on_is_left() -> None:
 
 @pytest.mark.parametrize("wrong", [(0.0,), (-1.0,), (0.02, 0.01), (0.01, 0.01), (float("nan"),), (1e-12,), (1e300,)])
 def test_waits_ascend_and_are_above_0(wrong: tuple[float, ...]) -> None:
-    """The same wait twice, none, and what is not a number."""
     assert "must ascend" in str(problem_with(wrong, 1.0))
 
 
 def test_waits_are_within_the_limit() -> None:
-    """What is wrong is told with what to do."""
     config = context().config
     with pytest.raises(
         InputError, match=r"batching_delays_s: .*no request may be delayed; set router.max_batching_delay_s above 0"

@@ -152,7 +152,6 @@ def test_a_router_within_its_sets_needs_no_load_beyond_them(name: str) -> None:
 
 
 def test_rungs_lie_within_some_servers_set() -> None:
-    """What no server may serve is not a choice."""
     its = context(servers=2)
     narrow, wide = (tuple((True,) * 4 if s else (True, True, n > 0, n > 0) for s in range(4)) for n in range(2))
     assert efficient_tuples(replace(its, working_sets=(narrow, wide))) == efficient_tuples(its)

@@ -12,8 +12,6 @@ from policies.vocabulary import RejectRequests, RequestsRejected, RequestsReturn
 
 @dataclass(frozen=True)
 class Logs:
-    """Of one run."""
-
     router: tuple[LoggedStep, ...]
     incarnations: tuple[WorkerLog, ...]
 

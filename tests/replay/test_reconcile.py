@@ -210,7 +210,6 @@ def _first(steps: tuple[LoggedStep, ...], kind: type) -> int:
 
 
 def _with_router(logs: Logs, at: int, *steps: LoggedStep) -> Logs:
-    """Other steps in the place of one."""
     return replace(logs, router=(*logs.router[:at], *steps, *logs.router[at + 1 :]))
 
 

@@ -15,7 +15,6 @@ from tests.laws.test_conservation import Scenario, scenarios
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios())
 def test_a_stored_log_replays_to_identical_commands(scenario: Scenario) -> None:
-    """Through JSON and back, faults included."""
     spec, run = scenario.cluster, scenario.run
     _, record = tiny.simulate(spec, run)
     stored = json.loads(json.dumps([to_jsonable(step) for step in map(as_data, record.log)]))
@@ -31,7 +30,6 @@ def as_data(step: LoggedStep) -> tuple[object, ...]:
 
 
 def test_a_changed_log_parts_where_it_was_changed() -> None:
-    """The replay names the first step whose commands differ."""
     spec = tiny.cluster()
     _, record = tiny.simulate(spec, tiny.run(spec, tiny.poisson_s(200, 0.5), 0.5, keep_log=True))
     log = list(record.log)

@@ -21,7 +21,6 @@ def test_drawn_labels_are_right_as_often_as_the_table_says() -> None:
 
 
 def test_a_more_accurate_tuple_is_right_wherever_a_less_accurate_one_is() -> None:
-    """One draw a request, and another draw with another salt."""
     drawn, other = (BernoulliCorrectness(AccuracyPrior(TABLE), salt) for salt in (3, 4))
     rows = np.array([[drawn.is_correct(request, widths) for widths in TABLE] for request in range(1000)])
     assert (rows[:, :-1] <= rows[:, 1:]).all()

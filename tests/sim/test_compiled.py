@@ -41,15 +41,11 @@ def small(**changes: Any) -> tuple[ClusterSpec, RunSpec]:
 
 
 class OwnLabels:
-    """A correctness of the user's own."""
-
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
         return True
 
 
 class AllWrong(BernoulliCorrectness):
-    """A known one with another rule."""
-
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
         return False
 
@@ -64,14 +60,12 @@ class AllWrong(BernoulliCorrectness):
     ],
 )
 def test_what_it_cannot_do_it_refuses(changes: dict[str, Any], feature: str) -> None:
-    """The message names the feature, and the engine that can."""
     with pytest.raises(UnsupportedScenario, match=feature) as refused:
         CompiledSimulation(*small(**changes))
     assert "--engine simpy" in str(refused.value)
 
 
 def test_too_many_width_tuples_are_refused() -> None:
-    """Tables by width tuple grow with W^S."""
     widths = tuple((n + 1) / 16 for n in range(16))
     spec = tiny.cluster([tiny.profile(widths=(0.5, 1.0), segments=2)])
     many = replace(spec, router=replace(spec.router, segments=5, widths=widths))
@@ -90,7 +84,6 @@ def test_a_width_tuple_without_labels_stops_the_run_by_name() -> None:
 
 @pytest.mark.parametrize("server", [-1, -2, 3])
 def test_a_server_that_is_none_never_reaches_memory(server: int) -> None:
-    """Python would take -1 for the last server."""
     simulation = CompiledSimulation(*small())
     assert simulation.advance() is not None
     with pytest.raises(AssertionError, match="a server that is none"):
@@ -293,7 +286,6 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
 
 
 def test_an_episode_without_a_decision_is_said() -> None:
-    """Nobody arrives: nothing can be learned."""
     spec = tiny.cluster()
     nobody = tiny.run(spec, [], 1.0, detail=False, end="cut")
     many, weights = rollouts(lambda seed: nobody, spec, clusters=1)

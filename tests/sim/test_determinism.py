@@ -21,11 +21,7 @@ def test_the_same_specs_and_seed_give_the_same_record() -> None:
 
 def test_events_of_one_instant_happen_in_rank_order_whatever_the_order_they_were_planned_in() -> None:
     """Arrival; by server transfer, start, batch, load, unload, timer, telemetry, fault; the decision's end last."""
-    orders = [
-        ARRIVAL,
-        *(rank(server, kind, number) for server in (0, 1) for kind in Kind for number in (0, 7)),
-        HOST,
-    ]
+    orders = [ARRIVAL, *(rank(server, kind, number) for server in (0, 1) for kind in Kind for number in (0, 7)), HOST]
     assert orders == sorted(orders)
     for seed in range(5):
         event_queue = EventQueue()

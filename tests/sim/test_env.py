@@ -25,7 +25,6 @@ def make_env(horizon_s: float = 1.0) -> SlimClusterEnv:
 
 
 def test_passes_gymnasiums_own_checker() -> None:
-    """`check_env` accepts it."""
     env = make_env()
     check_env(env, skip_render_check=True)
     assert env.observation_space.contains(env.reset(seed=3)[0])
@@ -54,7 +53,6 @@ def test_every_decision_gets_its_credit_once_and_the_step_rewards_are_their_sum(
 
 
 def test_same_seed_same_episode() -> None:
-    """An episode is a function of its seed and its actions."""
     env = make_env()
     assert play(env, 1) == play(env, 1)
     assert play(env, 1) != play(env, 2)
@@ -167,7 +165,6 @@ def test_an_action_may_be_to_wait() -> None:
 
 
 def test_waits_that_nobody_may_wait_are_refused() -> None:
-    """With the remedy."""
     with pytest.raises(InputError, match=r"batching_delays_s: .*max_batching_delay_s"):
         SlimClusterEnv(lambda seed: make_env()._simulate(seed), ObservationSpec((250.0,) * 3), (0.01,))
 
@@ -176,7 +173,6 @@ def test_waits_that_nobody_may_wait_are_refused() -> None:
     "action", [[9, 9, 9], [0, 0, 6], [-1, 0, 0], [0, 0], [0, 0, 0, 0], 1, ["a", 0, 0], [0.5, 0, 0]]
 )
 def test_an_action_that_is_none_says_what_is_allowed(action: Any) -> None:
-    """In one line; the run goes on with an action that is one."""
     env = make_env()
     env.reset(seed=0)
     with pytest.raises(ValueError, match=r"action .*: expected .* below \(3, 4, 6\)"):

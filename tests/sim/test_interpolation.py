@@ -20,7 +20,6 @@ def curves(draw: st.DrawFn, monotone: bool = True) -> tuple[list[int], list[floa
 
 @given(curves())
 def test_exact_at_the_measured_batches(curve: tuple[list[int], list[float]]) -> None:
-    """Ascending measurements are reproduced as they are."""
     batches, latency_s = curve
     table = latency_table_s(batches, latency_s, batches[-1])
     assert [table[b] for b in batches] == pytest.approx(latency_s, rel=1e-12)
@@ -47,7 +46,6 @@ def test_monotone_whatever_was_measured(curve: tuple[list[int], list[float]]) ->
 
 @given(curves())
 def test_one_batch_agrees_with_the_table(curve: tuple[list[int], list[float]]) -> None:
-    """The function and the table are one formula."""
     batches, latency_s = curve
     table = latency_table_s(batches, latency_s, batches[-1])
     for batch in range(1, batches[-1] + 1):
@@ -55,7 +53,6 @@ def test_one_batch_agrees_with_the_table(curve: tuple[list[int], list[float]]) -
 
 
 def test_beyond_the_grid_is_refused() -> None:
-    """No extrapolation, in either interpolation; no empty batch."""
     with pytest.raises(ValueError, match="beyond the largest measured one \\(8\\)"):
         interpolate_latency_s([1, 8], [1.0, 2.0], 9)
     with pytest.raises(ValueError, match="beyond"):
@@ -73,7 +70,6 @@ def test_below_the_grid_follows_the_affine_model() -> None:
 
 @given(t0=st.floats(1e-4, 1.0), knee=st.integers(2, 30), slope=st.floats(0.05, 1.0))
 def test_four_points_suffice_for_the_affine_model(t0: float, knee: int, slope: float) -> None:
-    """Two points on each side of the knee recover it exactly."""
     c1 = slope * t0
     truth = (t0, t0 - c1 * knee, c1)
     batches = [1, knee, knee + 10, knee + 40]
@@ -91,12 +87,10 @@ def test_the_affine_model_is_positive(curve: tuple[list[int], list[float]]) -> N
 
 
 def test_violators_are_pooled() -> None:
-    """Adjacent values that fall are replaced by their mean."""
     assert list(ascending([1.0, 3.0, 2.0, 4.0])) == [1.0, 2.5, 2.5, 4.0]
     assert list(latency_table_s([1, 2, 3], [1.0, 3.0, 2.0], 3)) == pytest.approx([0.0, 1.0, 2.5, 2.5])
 
 
 def test_linear_is_flat_below_and_straight_between() -> None:
-    """Shares and energies go along straight lines."""
     assert interpolate_linear([2, 4], [0.5, 1.0], 3) == 0.75
     assert interpolate_linear([2, 4], [0.5, 1.0], 1) == 0.5

@@ -17,12 +17,10 @@ SLOW = Link(latency_s=1e-3, bandwidth_bytes_s=1e6)
 
 
 def test_a_transfer_takes_its_bytes_and_then_the_latency() -> None:
-    """1000 bytes at 1 GB/s, one microsecond away."""
     assert Interconnect((Attachment("a", FAST),)).transfer(-1, 0, 1000, 500) == (500, 500 + 1000 + 1000)
 
 
 def test_a_shared_medium_is_first_in_first_out_and_separate_media_are_not_shared() -> None:
-    """Bytes queue; the latency is not occupied."""
     shared = Interconnect((Attachment("air", FAST), Attachment("air", FAST)))
     assert shared.transfer(-1, 0, 1000, 0) == (0, 2000)
     assert shared.transfer(-1, 1, 1000, 0) == (1000, 3000)
@@ -115,7 +113,6 @@ def test_each_transfer_has_its_own_draw_by_medium_and_number() -> None:
     st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 2), st.integers(0, 10**6)), max_size=20), st.integers(0, 9)
 )
 def test_without_loss_nothing_changes_whatever_the_salt(transfers: list[tuple[int, int, int]], salt: int) -> None:
-    """The formula without losses, to the nanosecond."""
     attachments = (Attachment("air", PRESETS["wifi5"]), Attachment("air", PRESETS["wifi5"]), Attachment("b", FAST))
     network, free_ns = Interconnect(attachments, salt), {"air": 0, "b": 0}
     for now_ns, (source, destination, size) in enumerate(transfers):
@@ -128,7 +125,6 @@ def test_without_loss_nothing_changes_whatever_the_salt(transfers: list[tuple[in
 
 
 def test_a_free_link_costs_nothing_and_slows_nobody() -> None:
-    """Infinitely fast: the other end alone sets the pace."""
     network = Interconnect((Attachment("a", FREE), Attachment("b", SLOW)))
     assert network.transfer(-1, 0, 10**9, 5) == (5, 5)
     assert network.transfer(0, 1, 1000, 0) == (0, 2_000_000)

@@ -30,7 +30,6 @@ def start(device: SimulatedDevice, now_ns: int, number: int, size: int = 8, fact
 
 
 def test_alone_a_batch_takes_its_solo_time() -> None:
-    """S = 1 below saturation."""
     device = SimulatedDevice(tables())
     assert start(device, 0, 1).end_ns == device.tables.keys[1, 1.0, 0.0].latency_ns[8]
 
@@ -74,7 +73,6 @@ def test_small_batches_overlap_freely_until_demand_or_host_saturates() -> None:
 
 
 def test_bandwidth_contention_counts_the_others_only() -> None:
-    """alpha acts on what the other batches move."""
     batches = [BatchLoad(0.1, 0.0, 0.0, moved) for moved in (0.4, 0.1)]
     assert slow_downs(batches, Sharing(1.0, 1.0, 1.0, hosted=False)) == [pytest.approx(1.1), pytest.approx(1.4)]
 
@@ -93,7 +91,6 @@ def test_a_gpu_runs_one_process_at_a_time_and_a_cpu_its_threads() -> None:
 
 
 def test_above_the_power_cap_clocks_fall_and_power_stays_at_the_cap() -> None:
-    """phi = clip(1 - a (P_u / P_cap - 1), phi_min, 1)."""
     power = {
         "bare_idle_w": 10.0,
         "context_idle_w": 30.0,
@@ -143,7 +140,6 @@ def test_energy_and_busy_time_are_the_integrals_of_power_and_utilization() -> No
 
 
 def test_the_sensor_averages_over_its_windows_and_never_reads_the_present() -> None:
-    """Two windows: power over one period, utilization over two."""
     device = SimulatedDevice(dataclasses.replace(tables(), period_ns=20 * MS, power_window=1, utilization_window=2))
     sensor = WindowedSensor(device)
     assert sensor.read(0) == (30.0, 0.0)  # before its first reading it was idle
@@ -179,7 +175,6 @@ def test_clocks_stay_up_for_a_while_after_the_last_pass() -> None:
 
 
 def test_only_a_profile_that_knows_it_has_such_a_state() -> None:
-    """By default there is none; below context idle there can't be."""
     found = tables()
     assert (found.awake_mw, found.awake_ns) == (0.0, 0)
     power = found.profile.power.model_dump()

@@ -43,7 +43,6 @@ def small_batches(**changes: Any) -> DeviceTables:
 
 
 def curve(device: DeviceTables, batch: int, at_once: int = AT_ONCE) -> list[SteadyPoint]:
-    """Along all loads."""
     return steady_points(shared_device(device, KEY, batch, at_once), LOADS)
 
 
@@ -150,6 +149,5 @@ def _played(tables: DeviceTables, rate_s: float, batches: int) -> tuple[float, f
 
 
 def test_no_steady_state_at_capacity() -> None:
-    """A load of 1 has no mean latency."""
     with pytest.raises(ValueError, match="between 0 and 1"):
         steady_points(shared_device(tables(), KEY, BATCH), [1.0])

@@ -61,7 +61,6 @@ def flooded() -> tuple[ClusterSpec, Plan]:
 
 
 def broken() -> tuple[ClusterSpec, Plan]:
-    """Servers that go and come back."""
     faults = (Outage(0, NS_PER_S // 10, NS_PER_S // 5), Crash(1, NS_PER_S // 8))
     return plain(0.4, faults=faults)
 
@@ -221,7 +220,6 @@ def test_seeds_are_one_a_cluster_and_a_mask_resets_some() -> None:
 
 
 def test_what_it_returns_is_the_callers() -> None:
-    """A later step does not change what an earlier one returned."""
     env, _ = pair(plain(), 2)
     kept: list[Any] = [env.reset(seed=0)]
     before = []

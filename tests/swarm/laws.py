@@ -176,7 +176,6 @@ class Laws:
     # ---------------------------------------------------------------------------------------------------- the ports
 
     def posted(self, server: int, worker_id: int, message: Any) -> None:
-        """The router says this to a worker."""
         match message:
             case ComeUp():
                 self._up[server], self._held[worker_id] = worker_id, set()
@@ -191,7 +190,6 @@ class Laws:
                 self._held[worker_id].update(micro_batch.requests)
 
     def heard(self, server: int, worker_id: int, message: Any) -> None:
-        """A worker says this to the router."""
         if isinstance(message, Pong) and message.number <= FIRST_PING:
             last = self._pongs.get(worker_id, FIRST_PING + 1)
             _require(message.number == last - 1, "what is posted comes in order", worker_id, last, message.number)

@@ -83,7 +83,6 @@ class Mix:
 
     @classmethod
     def draw(cls, seed: int) -> Mix:
-        """The same for the same seed."""
         return _draw(seed, stream(seed, "swarm:mix"))
 
 

@@ -25,7 +25,6 @@ class Mutation:
 
 
 def mutations() -> list[Mutation]:
-    """Those of the file beside."""
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     return [Mutation(**{key: value.rstrip("\n") for key, value in entry.items()}) for entry in yaml.safe_load(text)]
 
@@ -38,7 +37,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._code: CodeType
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """See `MetaPathFinder`."""
         if name != self._mutation.module:
             return None
         spec = PathFinder.find_spec(name, path)
@@ -55,7 +53,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """As usual."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """See `Loader`."""
         exec(self._code, module.__dict__)
 
 

@@ -40,7 +40,6 @@ class Drawer:
             self.batching_delay = BatchingDelayRule((self._micro_batch_sizes[-1],) * segments, (5 * MS,) * segments)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
-        """See `RoutingPolicy`."""
         if view.batching_delay_left_ns and view.candidates < self._micro_batch_sizes[-1] and rng.random() < 0.3:
             return BatchingDelay(self._micro_batch_sizes[-1], max(1, int(view.batching_delay_left_ns * rng.random())))
         valid = [index for index, server in enumerate(view.servers) if server.valid]
@@ -69,7 +68,6 @@ class LinkQueue:
         self._free_ns = 0
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
-        """See `hw.router.transfers.LinkModel`."""
         start_ns = max(now_ns, self._free_ns)
         self._free_ns = start_ns + 200 * transfer_bytes
         return start_ns, self._free_ns + MS

@@ -45,7 +45,6 @@ class Endless(PlannedTraffic):
         self.next_ns, self.has_ended = 0, False
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int]:
-        """See `Traffic`."""
         request, came_ns = self._taken, self.next_ns
         self._taken += 1
         self.next_ns = self._taken * GAP_NS
@@ -55,7 +54,6 @@ class Endless(PlannedTraffic):
 
 
 def parts_of(each: Any) -> Iterator[tuple[str, Any]]:
-    """Its attributes, by name."""
     kind = type(each)
     slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
     names = dict.fromkeys([*getattr(each, "__dict__", ()), *slots, *getattr(kind, "__struct_fields__", ())])

@@ -52,7 +52,6 @@ def test_what_was_mended_stays_so(seed: int) -> None:
 
 
 def test_a_seed_does_the_same_again() -> None:
-    """To the nanosecond: every step of every core."""
     for seed in (1, 4):
         first, second = play(seed), play(seed)
         assert first.steps == second.steps > 100
@@ -83,7 +82,6 @@ def test_no_descriptor_is_left() -> None:
 
 
 def test_each_fault_has_its_place_in_the_code() -> None:
-    """Where code has moved, `make parity` would look for nothing."""
     sources = {
         mutation: (ROOT / mutation.module.replace(".", "/")).with_suffix(".py").read_text() for mutation in mutations()
     }
@@ -93,7 +91,6 @@ def test_each_fault_has_its_place_in_the_code() -> None:
 @pytest.mark.mutants
 @pytest.mark.parametrize(("number", "first"), [*enumerate(SHOWN_BY)], ids=THERE)
 def test_each_fault_that_was_there_is_found(number: int, first: int) -> None:
-    """Put back into a process of its own."""
     options = ["--first", "--mutation", f"{number}", "--seeds", f"{first}:{first + WITHIN}"]
     played = subprocess.run([sys.executable, "-m", "tests.swarm", *options], capture_output=True, text=True)
     assert played.returncode == 1, played.stdout + played.stderr

@@ -28,11 +28,9 @@ class EventQueue:
 
     @property
     def next_ns(self) -> int | None:
-        """When the next event is due."""
         return self._events[0][0] if self._events else None
 
     def play_next(self) -> None:
-        """Let it happen, at its own time."""
         self.now_ns, _, event = heappop(self._events)
         event()
 
@@ -58,7 +56,6 @@ class Link:
         self.is_cut = self.is_alone = False
 
     def delay(self) -> int:
-        """Of one piece."""
         return self.least_ns + int(self.delay_ns * self.rng.exponential())
 
 
@@ -77,7 +74,6 @@ class Stream:
         self.is_read = True
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """As many bytes as there is room for."""
         link = self.link
         count = min(len(data), link.room_bytes - self._underway_bytes - len(self.unread))
         if count <= 0:
@@ -134,11 +130,9 @@ class VirtualSocket:
         self.is_open = True
 
     def setblocking(self, flag: bool) -> None:
-        """It never blocks."""
         assert not flag
 
     def fileno(self) -> int:
-        """Of no file."""
         return self._descriptor if self.is_open else -1
 
     @property
@@ -151,14 +145,12 @@ class VirtualSocket:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """See `socket.send`."""
         self._require_open()
         if not self._out.is_read and (self.back.is_ended or not self._out.link.is_far):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         return self._out.send(data)
 
     def recv(self, most: int) -> bytes:
-        """See `socket.recv`."""
         self._require_open()
         unread = self.back.unread
         if not unread:
@@ -170,13 +162,11 @@ class VirtualSocket:
         return data
 
     def shutdown(self, how: int) -> None:
-        """In both directions."""
         self._require_open()
         self._out.end()
         self.back.lose()
 
     def close(self) -> None:
-        """See `socket.close`."""
         if self.is_open:
             self.is_open = False
             self.back.is_read = False

@@ -50,12 +50,10 @@ class ToyDevice:
         self._running: list[tuple[int, int, int, bool]] = []
 
     def reset(self, now_ns: int) -> None:
-        """See `DeviceModel`."""
         self._impairment = Impairment()
         self._running.clear()
 
     def start(self, batch: int, key: Key, images: int, padded: int, at_ns: int) -> None:
-        """See `DeviceModel`."""
         room = self._impairment.room_images
         parts = 1 if room is None else -(-padded // max(1, room))
         took_ns = self._pass_ns * (4 * parts + padded) // 5 * (1 + batch % 3)
@@ -66,7 +64,6 @@ class ToyDevice:
         self._impairment = impairment
 
     def advance(self, now_ns: int) -> Sequence[Ended]:
-        """See `DeviceModel`."""
         ended: list[Ended] = []
         while self._running and self._running[0][0] <= now_ns:
             end_ns, batch, began_ns, fitted = heappop(self._running)
@@ -75,36 +72,28 @@ class ToyDevice:
 
     @property
     def next_ns(self) -> int | None:
-        """See `DeviceModel`."""
         return self._running[0][0] if self._running else None
 
     def load_ns(self, segment: int, width: float, from_disk: bool) -> int:
-        """See `DeviceModel`."""
         return self._pass_ns * (10 if from_disk else 3)
 
     def unload_ns(self, segment: int, width: float) -> int:
-        """See `DeviceModel`."""
         return self._pass_ns
 
     def instance_bytes(self, segment: int, width: float) -> int:
-        """See `DeviceModel`."""
         return instance_bytes(segment, width)
 
     def output_bytes(self, segment: int, width: float) -> int:
-        """See `DeviceModel`."""
         return int(ACTIVATION_BYTES * width)
 
     def sample(self, now_ns: int) -> tuple[float, float]:
-        """Some of both."""
         return 100.0, 0.5
 
     def energy_j(self, now_ns: int) -> float:
-        """See `DeviceModel`."""
         return 100.0 * now_ns / NS_PER_S
 
 
 def instance_bytes(segment: int, width: float) -> int:
-    """Of an instance."""
     return int(1000 * width)
 
 
@@ -119,7 +108,6 @@ class MemoryLog(StepLog):
         self.data += frame
 
     def clear(self) -> None:
-        """See `StepLog`."""
         super().clear()
         self.data.clear()
 
@@ -167,7 +155,6 @@ class Mover(Executor):
             self._plan()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What has not begun never does."""
         self._is_over = True
         self._tasks.clear()
 
@@ -187,7 +174,6 @@ class FarArena(Arena):
         self._destination = destination
 
     def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
-        """See `Arena`."""
         world = self._process.world
         there = world.landings.get(address)
         lost = world.link_of(self._process.index).is_alone or world.link_of(self._destination).is_alone
@@ -245,7 +231,6 @@ class Process:
     # incarnation
 
     def begin(self, socket: Any) -> None:
-        """It runs, and has connected."""
         world = self.world
         self.socket, self.is_begun = socket, True
         if world.mix.is_far:
@@ -271,7 +256,6 @@ class Process:
         self._guarded(live)
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
-        """See `hw.worker.lanes.Outfit`."""
         mix = self.world.mix
         device = ToyDevice(mix.router.segments, mix.vram_bytes, mix.pass_ns)
         lanes = EmulatedLanes(device, self._arenas, self.index, tell, clock_ns, lambda: Mover(self))
@@ -288,7 +272,6 @@ class Process:
         raise Killed
 
     def woken(self) -> None:
-        """Something has come."""
         self._plan_world(self.world.event_queue.now_ns + self.world.lateness())
 
     def _plan(self, clock_ns: int) -> None:
@@ -339,7 +322,6 @@ class Process:
         self._dies_in = int(self.world.rng.random() * 12)
 
     def die(self) -> None:
-        """At once."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -365,25 +347,20 @@ class NearHandle(WorkerHandle):
 
     @property
     def pid(self) -> int:
-        """See `WorkerHandle`."""
         return self.process.worker_id
 
     def log(self) -> Callable[[], bytes]:
-        """See `WorkerHandle`."""
         assert isinstance(self.process.log, MemoryLog)
         return partial(bytes, self.process.log.data)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """See `WorkerHandle`."""
         self.process.world.signal(self.process, number)
 
     def kill(self) -> None:
-        """See `WorkerHandle`."""
         self.process.die()
         self.port.close()
 
     def close(self) -> None:
-        """See `WorkerHandle`."""
         self.kill()
 
     def _how_it_died(self) -> str:
@@ -410,7 +387,6 @@ class FarHandle(WorkerHandle):
             self.port.post(Ping(FIRST_PING - next(self._pings)))
 
     def join(self, end: Any) -> None:
-        """It has connected."""
         if not self.joining.join(end):
             end.close()
 
@@ -422,15 +398,12 @@ class FarHandle(WorkerHandle):
 
     @property
     def pid(self) -> int:
-        """See `WorkerHandle`."""
         return self.process.worker_id
 
     def log(self) -> Callable[[], bytes]:
-        """See `WorkerHandle`."""
         return partial(bytes, self._log)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """See `WorkerHandle`."""
         self.process.world.ask_host(self.process, lambda: self.process.world.signal(self.process, number))
 
     def kill(self) -> None:
@@ -444,7 +417,6 @@ class FarHandle(WorkerHandle):
         self.joining.end("it was killed")
 
     def close(self) -> None:
-        """See `WorkerHandle`."""
         self._is_closed = True
         self.process.die()
         self.port.close()
@@ -461,12 +433,10 @@ class Tapped(RouterEnd):
         self._laws, self._process = laws, process
 
     def post(self, message: Any) -> None:
-        """See `Port`."""
         self._laws.posted(self._process.index, self._process.worker_id, message)
         super().post(message)
 
     def receive(self) -> Sequence[Any]:
-        """See `Port`."""
         try:
             found: Sequence[Any] = super().receive()
         except PortBrokenError as error:
@@ -507,7 +477,6 @@ class World:
         self.host = Host(self._router_clock, lambda: 0, self._wait, (0,) if mix.spins else ())
 
     def link_of(self, server: int) -> Link:
-        """Between its host and all others."""
         return self._links[server]
 
     # -------------------------------------------------------------------------------------------- the router's process
@@ -521,7 +490,6 @@ class World:
 
     @property
     def is_troubled(self) -> bool:
-        """Whether faults still come."""
         return self.event_queue.now_ns < self.faults_end_ns
 
     def _wait(self, descriptors: Collection[int], wait_s: float | None) -> list[int]:
@@ -562,13 +530,11 @@ class World:
         return halted or mix.supervision.hang_ns < 40 * slowest_ns
 
     def lateness(self) -> int:
-        """Until a worker that is woken runs."""
         return int(self.mix.late_ns * self.rng.exponential())
 
     # -------------------------------------------------------------------------------------------------- see `Carrier`
 
     def open_arenas(self, size_bytes: int) -> Sequence[Arena]:
-        """See `Carrier.arenas`."""
         self.arena_bytes = size_bytes
         if self.mix.is_far:
             self.arenas = tuple(
@@ -634,7 +600,6 @@ class World:
         self.event_queue.at(self.event_queue.now_ns + link.delay() + int(20 * MS * self.rng.exponential()), arrive)
 
     def signal(self, process: Process, number: signal.Signals) -> None:
-        """By the plan."""
         if number == signal.SIGSTOP:
             process.is_halted = True
         else:
@@ -710,5 +675,4 @@ def refuse(process: Process, end: Any) -> None:
 
 
 def _is_nudged(descriptor: int) -> bool:
-    """Of a pipe of this process."""
     return bool(readable((descriptor,), 0))

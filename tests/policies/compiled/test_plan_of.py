@@ -60,8 +60,6 @@ FULL = FixedWidths(CONFIG.widths, (1.0, 1.0, 1.0, 1.0))
 
 
 class Costs:
-    """A cost model of the user's own."""
-
     alike: Alike | None = None
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
@@ -197,7 +195,6 @@ def test_a_plan_begins_with_what_its_router_remembers_and_gives_it_back() -> Non
 
 
 def test_a_turn_before_the_first_is_the_first() -> None:
-    """A row has nothing before its beginning."""
     planned = plan_of(by(placement=RoundRobin(-9)), CONFIG)
     assert planned is not None
     assert Plan(planned.row).turn == NONE
@@ -267,7 +264,6 @@ def test_ways_are_those_of_all_pairs() -> None:
 
 
 def test_tables_are_of_one_cost_model_and_one_network() -> None:
-    """They are kept, so that a run need not make them again."""
     one, wider = Costs(), replace(CONFIG, micro_batch_sizes=(1, 2, 4, 8))
     assert cost_table(CONFIG, one, "batch") is cost_table(CONFIG, one, "batch")
     assert cost_table(CONFIG, Costs(), "batch") is not cost_table(CONFIG, one, "batch")

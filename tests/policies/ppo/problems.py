@@ -20,7 +20,6 @@ Doubles = npt.NDArray[np.float64]
 
 
 def spec_of(servers: int, batching_delays_s: tuple[float, ...] = ()) -> PolicySpec:
-    """Four widths and six groups."""
     limits_w = (250.0,) * servers
     return PolicySpec(
         segments=4,
@@ -32,7 +31,6 @@ def spec_of(servers: int, batching_delays_s: tuple[float, ...] = ()) -> PolicySp
 
 
 def network_of(spec: PolicySpec, hidden: tuple[int, ...] = (64, 64), seed: int = 0) -> PolicyNetwork:
-    """Far from uniform, and with biases."""
     network = PolicyNetwork(spec, hidden, seed)
     generator = torch.Generator().manual_seed(seed)
     network.heads.weight.data *= 100

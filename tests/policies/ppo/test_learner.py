@@ -80,7 +80,6 @@ def test_an_update_makes_what_gained_likelier(batching_delays_s: tuple[float, ..
 
 
 def test_tiny_batches_are_learned_from() -> None:
-    """Two decisions in minibatches of one."""
     network, experience = experience_of(3, 2)
     figures = trainer_of(network, experience, minibatch=1).update(experience)
     assert all(np.isfinite(list(figures.values())))

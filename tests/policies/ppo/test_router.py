@@ -310,7 +310,6 @@ CONFIG = RouterConfig(segments=4, widths=WIDTHS, fits=(((True,) * 4,) * 4,) * 3,
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_saved_router_decides_as_before(tmp_path: Path, deterministic: bool) -> None:
-    """Weights, shape and mode come back; the mode can be overridden."""
     _, router = router_of(3, deterministic)
     router.save(tmp_path / "router.safetensors")
     loaded = PPORouter.load(tmp_path / "router.safetensors", CONFIG)
@@ -328,10 +327,7 @@ def test_a_saved_router_decides_as_before(tmp_path: Path, deterministic: bool) -
         (replace(CONFIG, fits=CONFIG.fits[:2]), "servers: expected 2, found 3"),
         (replace(CONFIG, segments=3), "segments: expected 3, found 4"),
         (replace(CONFIG, widths=(0.5, 1.0)), r"widths: expected \[0.5, 1.0\], found \[0.25, 0.5, 0.75, 1.0\]"),
-        (
-            replace(CONFIG, micro_batch_sizes=(1, 2)),
-            r"micro_batch_sizes: expected \[1, 2\], found \[1, 2, 4, 8,",
-        ),
+        (replace(CONFIG, micro_batch_sizes=(1, 2)), r"micro_batch_sizes: expected \[1, 2\], found \[1, 2, 4, 8,"),
     ],
 )
 def test_a_router_for_another_cluster_is_refused(tmp_path: Path, config: RouterConfig, words: str) -> None:
@@ -342,7 +338,6 @@ def test_a_router_for_another_cluster_is_refused(tmp_path: Path, config: RouterC
 
 
 def test_a_view_of_another_cluster_is_refused() -> None:
-    """A router asked about more servers than it knows says so."""
     with pytest.raises(InputError, match="trained for 3 servers, asked about 2"):
         router_of(3, True)[1].choose(view(server(), server()), np.random.default_rng(0))
 
@@ -387,7 +382,6 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_files_that_are_no_router_are_refused(what: str, tmp_path: Path) -> None:
-    """`InputError` each, which shows what is wrong."""
     path = tmp_path / "router.safetensors"
     router_of(3, True)[1].save(path)
     spoil, words = SPOILED[what]
@@ -402,7 +396,6 @@ def _rewritten(path: Path, tensors: dict[str, np.ndarray], header: dict[str, str
 
 
 def test_a_router_that_was_changed_is_refused(tmp_path: Path) -> None:
-    """In a weight, in the header, or by leaving the checksum out."""
     path = tmp_path / "router.safetensors"
     router_of(3, True)[1].save(path)
     with safe_open(path, framework="numpy") as file:

@@ -23,7 +23,6 @@ SPEC = PolicySpec.of(CONFIG, (250.0, 250.0), DEVICES)
 
 
 def saved(path: Path, spec: PolicySpec, deterministic: bool = False) -> Path:
-    """A router of one small layer."""
     sizes = (spec.observation.size, 4, sum(spec.head_sizes))
     weights = {
         "trunk.0.weight": np.zeros((4, sizes[0]), np.float32),
@@ -36,7 +35,6 @@ def saved(path: Path, spec: PolicySpec, deterministic: bool = False) -> Path:
 
 
 def test_what_a_file_says() -> None:
-    """Text and back."""
     assert PolicySpec.from_json(SPEC.to_json()) == SPEC
     with pytest.raises(ValueError, match="2 servers, but 1 devices"):
         PolicySpec.of(CONFIG, (250.0, 250.0), ("RTX 2080 Ti",))
@@ -54,7 +52,6 @@ def test_waits_are_told_only_by_a_router_that_has_them(tmp_path: Path) -> None:
 
 
 def test_every_difference_is_named() -> None:
-    """With what was expected and what was found, all at once."""
     other = RouterConfig(3, (0.5, 0.75), (((True, True),) * 3,), micro_batch_sizes=(1, 2))
     with pytest.raises(InputError, match="another cluster") as caught:
         SPEC.require(other, "router.safetensors")

@@ -54,7 +54,6 @@ def test_same_seed_twice_gives_equal_weights() -> None:
 
 
 def test_weights_come_from_their_seed_and_no_global_state() -> None:
-    """Torch's own generator is not touched."""
     state = torch.get_rng_state()
     first, same, other = (PolicyNetwork(SPEC, (8, 8), seed).heads.weight for seed in (1, 1, 2))
     assert torch.equal(first, same)
@@ -108,7 +107,6 @@ def test_resume_continues_with_weights_moments_and_new_episodes(tmp_path: Path) 
 
 
 def test_a_finished_training_decides_nothing_more(tmp_path: Path) -> None:
-    """What is in the folder is a router, too."""
     path = tmp_path / CHECKPOINT
     done = trainer_of(path=path).run()
     assert weights(PPORouter.load(path)) == weights(done)
