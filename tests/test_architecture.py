@@ -106,12 +106,7 @@ def test_nothing_private_is_imported() -> None:
 
 
 MAX_PARAMETERS = 8
-KERNELS = (
-    "sim/compiled/",
-    "policies/compiled/",
-    "jobs/policies/preemption.py",
-    "policies/ppo/kernels.py",
-)
+KERNELS = ("sim/compiled/", "policies/compiled/", "jobs/policies/preemption.py", "policies/ppo/kernels.py")
 
 
 def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -16,7 +16,6 @@ RUN = re.compile(  # now: what a page cites of an old commit may have gone
 
 
 def slug(heading: str) -> str:
-    """As a renderer makes an anchor of it."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", text).strip().lower()).replace(" ", "-")
 

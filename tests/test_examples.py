@@ -49,7 +49,6 @@ def test_scenarios_are_read(name: str) -> None:
 
 
 def test_the_emulated_scenario_has_all_that_it_names(tmp_path: Path) -> None:
-    """A link that is still to be measured is the only thing that it lacks."""
     text = (THREE / "emulated.yaml").read_text(encoding="utf-8")
     linked = re.sub(r"slowdown: 20}}", "slowdown: 20}, link: 10gbe}", text)
     assert linked.count("link: 10gbe") == 3
@@ -60,7 +59,6 @@ def test_the_emulated_scenario_has_all_that_it_names(tmp_path: Path) -> None:
 
 
 def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
-    """With a command that is there: what it starts is not installed here."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here")
     unit = tmp_path / "slimsched-node.service"
@@ -73,7 +71,6 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
 
 
 def test_the_server_is_a_unit_that_systemd_takes(tmp_path: Path) -> None:
-    """With its port; and its command is one of ours."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here")
     unit = tmp_path / "slimsched.service"
@@ -114,7 +111,6 @@ def _verified(unit: Path) -> str:
 
 
 def test_the_unit_keeps_the_token_to_itself() -> None:
-    """It is not an argument and no variable, which others on the host could read."""
     text = (THREE / "slimsched-node.service").read_text(encoding="utf-8")
     assert "RAY_AUTH_MODE=token" in text
     assert "RAY_AUTH_TOKEN_PATH=%d/token" in text
@@ -130,9 +126,7 @@ def test_the_container_is_built_of_what_is_there() -> None:
     ]
     words = [word for word, _ in steps]
     assert set(words) == {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "ENTRYPOINT"}
-    assert words[0] == "FROM"
-    assert words[-1] == "ENTRYPOINT"
-    assert json.loads(steps[-1][1])[:3] == ["ray", "start", "--block"]
+    assert (words[0], words[-1], json.loads(steps[-1][1])[:3]) == ("FROM", "ENTRYPOINT", ["ray", "start", "--block"])
     assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
     copied = {name for word, rest in steps if word == "COPY" for name in rest.split()[:-1]}
     assert all((ROOT / name).exists() for name in copied)
@@ -145,7 +139,6 @@ def test_the_container_is_built_of_what_is_there() -> None:
 
 
 def test_ray_takes_the_cluster_file() -> None:
-    """By the schema that comes with it, which is not imported for that."""
     ray, jsonschema = find_spec("ray"), find_spec("jsonschema")
     if ray is None or jsonschema is None or ray.origin is None:
         pytest.skip("Ray is not installed")
@@ -171,7 +164,6 @@ def _trainer() -> Any:
 
 
 def test_the_trainers_advantages_are_sums_of_what_follows() -> None:
-    """By the definition: discounted errors of the value, until the episode ends."""
     trainer = _trainer()
     gamma, lam = trainer.GAMMA, trainer.LAMBDA
     rng = torch.Generator().manual_seed(0)

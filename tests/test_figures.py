@@ -60,6 +60,5 @@ def test_a_page_has_the_figures_of_its_command(
 
 
 def is_rounded(number: float, figure: str) -> bool:
-    """Whether a page may write the number so."""
     digits = len(figure.partition(".")[2])
     return abs(number - float(figure.replace(",", ""))) <= 0.5000001 * 10.0**-digits

@@ -40,14 +40,12 @@ TOLD = {"place": "nowhere"}
 
 
 def run(out: Path, *names: str, deadline_s: float = 5.0, seconds: float = 60.0) -> dict[str, Any]:
-    """Fake checks of these names; returns what each found."""
     checks = [Check(name, deadline_s / 2, deadline_s, True, "", "something", "") for name in names]
     gpu.run(checks, seconds, out, "this", TOLD, module=FAKE)
     return {each["id"]: each for each in json.loads((out / "evidence.json").read_text())["found"]}
 
 
 def has_ended(process: int) -> bool:
-    """A zombie has: nobody has looked at its end yet."""
     return not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
 
 
@@ -61,7 +59,6 @@ def test_what_tells_most_comes_first_and_fits_in_nine_minutes() -> None:
 
 
 def test_chosen_checks_run_in_the_order_given(capsys: pytest.CaptureFixture[str]) -> None:
-    """The sums beneath them are theirs; a check that there is not is refused."""
     assert gpu.main(["--list", "--only", "F3", "A1"]) == 0
     *lines, sums = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["F3", "A1"]
@@ -101,7 +98,6 @@ def test_what_no_longer_fits_is_skipped(tmp_path: Path) -> None:
 
 
 def test_the_last_one_has_what_is_left(tmp_path: Path) -> None:
-    """No check outlasts the whole."""
     found = run(tmp_path, "hangs", deadline_s=5.0, seconds=3.0)
     assert re.fullmatch(r"not done within \d s", found["hangs"]["reason"])
     assert found["hangs"]["took_s"] < 5.0
@@ -109,7 +105,6 @@ def test_the_last_one_has_what_is_left(tmp_path: Path) -> None:
 
 
 def test_evidence_survives_a_kill(tmp_path: Path) -> None:
-    """What was found before stays, whole."""
     ended_when_there_is("evidence.json", tmp_path, signal.SIGKILL, "passes", "hangs")
     assert [each["id"] for each in json.loads((tmp_path / "evidence.json").read_text())["found"]] == ["passes"]
 
@@ -148,7 +143,6 @@ def ended_when_there_is(name: str, folder: Path, by: signal.Signals, *checks: st
 
 
 def test_what_checks_leave_comes_along_in_one_archive(tmp_path: Path) -> None:
-    """A profile, say; not a run's tables."""
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "cuda0.yaml").write_text("measured")
     (tmp_path / "profiles" / "requests.parquet").write_bytes(b"many")
@@ -163,8 +157,7 @@ def test_a_check_leaves_its_network_in_the_evidence_folder(tmp_path: Path, monke
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path)
     stand = Stand("cpu", Path("evidence"))
-    assert stand.file.path == tmp_path / "evidence" / "model.safetensors"
-    assert stand.file.label == NETWORKS["cpu"]
+    assert (stand.file.path, stand.file.label) == (tmp_path / "evidence" / "model.safetensors", NETWORKS["cpu"])
     monkeypatch.setattr(job, "evaluate", lambda *_, **__: SimpleNamespace(correct=torch.ones(2).numpy()))
     monkeypatch.setattr(job, "load_dataset", lambda name: None)
     kept = []
@@ -182,7 +175,6 @@ def test_a_check_leaves_its_network_in_the_evidence_folder(tmp_path: Path, monke
 
 
 def test_evidence_lies_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever that is: checks have another working folder."""
     monkeypatch.chdir(tmp_path)
     run(Path("evidence"), "has a child", deadline_s=3.0)
     assert sorted(each.name for each in (tmp_path / "evidence").iterdir() if each.suffix != ".log") == [
@@ -194,7 +186,6 @@ def test_evidence_lies_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_machine_without_git_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What git can't say may be given."""
     monkeypatch.setenv("PATH", "")
     assert [stamps("cpu")["commit"], stamps("cpu", "abc")["commit"]] == ["unknown", "abc"]
 
@@ -228,7 +219,6 @@ def test_a_move_that_brings_other_bits_is_found(tmp_path: Path, monkeypatch: pyt
 def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the versions that are here."""
     names = [name for name in wheels.lacking({}) if name != "pydantic-core"]
     (tmp_path / "names").write_text("\n".join(f"{name}=={metadata.version(name)}" for name in names))
     assert wheels.main(["--has", str(tmp_path / "names")]) == 0
@@ -248,7 +238,6 @@ def test_what_another_machine_has_too_old_is_named() -> None:
 
 
 def test_needs_are_those_of_the_other_machines_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever runs here."""
     given = "[project]\ndependencies = ['filelock; python_version < \"3\"', 'psutil; python_version >= \"3.99\"']"
     (tmp_path / "pyproject.toml").write_text(given)
     monkeypatch.setattr(wheels, "PYPROJECT", tmp_path / "pyproject.toml")
@@ -283,7 +272,6 @@ def test_what_each_reading_of_a_board_takes_is_told(
 
 
 def test_executors_are_timed_as_a_scenario_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU: with as many outstanding micro-batches, and cores to themselves."""
     assert _outstanding_micro_batches(load_scenario(ROOT / "scenarios" / "gpu.yaml")) == serving.GPU_MICRO_BATCHES
     stand = Stand("cpu", tmp_path)
     vars(stand)["device"] = DeviceSpec(kind="cuda")
@@ -311,8 +299,7 @@ def test_a_saturated_run_may_leave_a_backlog(tmp_path: Path, monkeypatch: pytest
         return job.quickstart(Stand("cpu", tmp_path))
 
     monkeypatch.setattr(job, "_slimsched", lambda *words: "")
-    assert runs() == "no run on executors"
-    assert [runs("cut"), runs("cut", "drain")] == ["", "2 have no end"]
+    assert (runs(), [runs("cut"), runs("cut", "drain")]) == ("no run on executors", ["", "2 have no end"])
 
 
 def _validation(lost: int = 0, routers: tuple[str, ...] = job.ROUTERS, mean_s: float | None = 0.01) -> Any:

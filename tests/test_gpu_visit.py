@@ -48,7 +48,6 @@ def carried_out(
 def test_a_step_that_is_cut_is_terminated_first_and_keeps_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The main job saves what it has; the steps behind it still run."""
     found = carried_out(tmp_path, monkeypatch, "saves", "passes", deadline_s=3.0)
     assert (found["saves"]["verdict"], found["saves"]["reason"]) == ("failed", "not done within 3 s")
     assert found["saves"]["numbers"] == {"answer": 42, "none": "NaN", "saved": 1}
@@ -61,14 +60,12 @@ def test_a_step_without_time_is_skipped(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_runs_alongside_is_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps after it do not wait for it; what is not done at the end is ended."""
     monkeypatch.setattr(visit, "BESIDE", "hangs")
     found = carried_out(tmp_path, monkeypatch, "hangs", "passes")
     assert [(each["verdict"], each["reason"]) for each in found.values()] == [("passed", ""), ("failed", "not done")]
 
 
 def test_a_main_job_that_is_cut_counts_the_runs_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the profiles that it left; half a line of a kill is left out."""
     (tmp_path / STAGES).mkdir()
     lines = ['{"inputs": "these"}', *(json.dumps({"run": number}) for number in range(3)), '{"run": ']
     (tmp_path / STAGES / "validate-01.jsonl").write_text("\n".join(lines))
@@ -129,7 +126,6 @@ def test_only_what_is_between_the_markers_is_replaced() -> None:
 
 
 def test_a_page_without_markers_is_refused() -> None:
-    """It would lose its text from the first missing marker on."""
     for page in ("above", f"above\n{BEGIN}\nbelow", f"{END}\n{BEGIN}"):
         with pytest.raises(ValueError, match="visit: begin"):
             filled(page, "visit", "| new |")

@@ -94,7 +94,6 @@ def test_the_files_are_those_that_mention_the_example(section: Section) -> None:
 
 
 def test_every_name_of_an_example_is_one() -> None:
-    """A name that nothing in the source bears would make its list too short."""
     assert [name for section in KINDS for name in section.names if not mentioning([name])] == []
 
 

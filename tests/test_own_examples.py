@@ -17,7 +17,6 @@ from tests.test_docs import ROOT
 
 
 def copy_of(name: str, folder: Path) -> Path:
-    """An example where its run folder is in nobody's way."""
     return Path(
         shutil.copytree(ROOT / "examples" / name, folder / name, ignore=shutil.ignore_patterns("runs", "__py*"))
     )
@@ -49,7 +48,6 @@ def test_the_own_router_is_compared_with_two_that_ship(tmp_path: Path) -> None:
     ],
 )
 def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path, network: str, scenario: str, least: float) -> None:
-    """Up to its accuracy; the whole job is the release's."""
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
     command = ("-m", "slimsched", "model")
     rules = said_by(folder, *command, "check", network).splitlines()
@@ -62,17 +60,14 @@ def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path, network: str
 
 
 def shown_in(file: Path) -> list[str]:
-    """What a program's docstring says that it prints."""
     return re.findall("^    (.*)$", get_docstring(parse(file.read_text(encoding="utf-8"))) or "", re.MULTILINE)
 
 
 def wordless(line: str) -> list[str]:
-    """But for its numbers."""
     return re.findall(r"[^\W\d]\w*", line)
 
 
 def numbers(line: str) -> list[float]:
-    """Of a line of a table: means, for half-widths are left out."""
     return [float(number) for number in re.findall(r"(?<![\w.-])\d+(?:\.\d+)?", line)]
 
 
@@ -91,7 +86,6 @@ def test_the_trace_is_what_its_maker_made_and_is_compared(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.release
 def test_a_sixth_gpu_of_ones_own_helps(tmp_path: Path) -> None:
-    """By the profile that the command makes of its sheet; and so does narrowing."""
     folder = copy_of("five-gpus", tmp_path)
     sheet = ("rtx-4070.sheet.yaml", "--out", "rtx-4070.yaml")
     said_by(folder, "-m", "slimsched", "profile", "synth", *sheet)
@@ -104,7 +98,6 @@ def test_a_sixth_gpu_of_ones_own_helps(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.release
 def test_sizes_of_a_cluster_beside_the_bound(tmp_path: Path) -> None:
-    """Nobody beats it; what is said to be overloaded is."""
     folder = copy_of("cluster-sizes", tmp_path)
     lines = said_by(folder, "sizes.py").splitlines()
     assert list(map(wordless, lines)) == list(map(wordless, shown_in(folder / "sizes.py")))
@@ -132,7 +125,6 @@ def test_a_table_and_a_plot_are_made(tmp_path: Path) -> None:
 
 @pytest.mark.release
 def test_the_own_network_is_served(tmp_path: Path) -> None:
-    """The whole job: a minute and more of real time."""
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
     said_by(folder, "-m", "slimsched", "run", "scenario.yaml", "--out", str(run))
     pairs = read_json(run / "validation.json")["pairs"]

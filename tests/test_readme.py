@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from pathlib import Path
-
-import pytest
 
 from benchmarks.study.terminal_picture import PAGE, PICTURE, first_block, picture
 from slimsched.cli import command_of
-from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MADE_BEFORE = {  # by the commands that stand before those that name them, or by the user
-    "profiles/cpu0.yaml",
-    "jobs.log",
-    "jobs.jobtrace.parquet",
-    "ours.yaml",
-}
 
 
 def code_of(page: str) -> list[str]:
-    """The lines of its micro-batches."""
     return [line.strip() for line in page.splitlines() if line.startswith("    ")]
 
 
@@ -33,17 +22,6 @@ COMMANDS = [line for line in code_of(README) if line.startswith("slimsched ")]
 
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
-
-
-def test_its_commands_are_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real command line takes them, where what they read is there."""
-    monkeypatch.chdir(tmp_path)
-    for name in MADE_BEFORE:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    for command in COMMANDS:
-        words = shlex.split(command, comments=True)[1:]
-        assert " ".join(words).startswith(typed(words))
 
 
 def test_all_its_blocks_are_looked_at() -> None:

@@ -92,7 +92,6 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def test_all_that_a_page_says_can_be_done(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what is shown as printed is printed, but for its numbers."""
     said: list[set[str]] = []
     for step in follow(page, tmp_path, monkeypatch):
         told = capsys.readouterr()
@@ -110,13 +109,11 @@ def test_the_engineers_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_tutorial_has_steps() -> None:
-    """So that the tests above can fail."""
     for page in (*TUTORIALS, MEASURING.stem):
         assert sum(len(step.commands) for step in steps(DOCS / "tutorials" / f"{page}.md")) >= 6
 
 
 def test_every_command_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its flags; files that are not of this project are the reader's."""
     monkeypatch.chdir(ROOT)
     wrong, lines = [], 0
     for page in PAGES:
@@ -139,7 +136,6 @@ def test_the_page_of_commands_is_up_to_date() -> None:
 
 
 def test_a_page_that_loads_something_from_elsewhere_ends_the_build() -> None:
-    """A link that a reader may click is none."""
     check = runpy.run_path(str(DOCS / "hooks.py"))["on_post_page"]
     page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
     fine = '<script src="../assets/x.js"></script><a href="https://example">out</a>'

@@ -40,6 +40,5 @@ def write_case(folder: Path, trace: JobTrace, /, **keys: Any) -> Path:
 
 
 def case_of(folder: Path, trace: JobTrace, /, **keys: Any) -> JobExperiment:
-    """The same, read."""
     path = write_case(folder, trace, **keys)
     return read_case(read_scenario(path), str(path), profile_images_s)

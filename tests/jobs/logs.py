@@ -137,7 +137,6 @@ def pai_jobs(jobs: Jobs) -> Iterator[str]:
 
 
 def pai_tasks(jobs: Jobs) -> Iterator[str]:
-    """A server without a GPU that starts later, and workers."""
     for i in range(len(jobs)):
         yield f"job{i},ps,1.0,Terminated,{jobs.start_s[i] + 1}.0,{jobs.end_s[i]}.0,600.0,29.3,,"
         last = f"{jobs.start_s[i]}.0,{jobs.end_s[i]}.0,600.0,29.3,100.0,{TYPES[jobs.kind[i]]}"
@@ -186,7 +185,6 @@ WRITERS: dict[str, Callable[[Jobs], Iterator[str]]] = {
 
 
 def write_log(folder: Path, name: str, jobs: Jobs) -> Path:
-    """The log, and beside a log of PAI its tasks."""
     path = folder / f"{name}.log"
     path.write_text("\n".join(WRITERS[name](jobs)) + "\n", encoding="utf-8")
     if name == "alibaba-pai":

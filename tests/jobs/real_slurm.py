@@ -85,7 +85,6 @@ grant all on slurm_acct_db.* to 'slurm'@'127.0.0.1'; grant all on slurm_acct_db.
 
 
 def why_not() -> str:
-    """Why no Slurm can be started here; empty where one can."""
     if os.geteuid():
         return "a Slurm of several users needs root"
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -103,7 +102,6 @@ class RealSlurm:
     conf: Path
 
     def ask(self, *words: str) -> str:
-        """What one of its commands prints; it must end well."""
         environment = {**os.environ, "SLURM_CONF": str(self.conf), "TZ": "UTC"}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
@@ -127,7 +125,6 @@ class RealSlurm:
         time.sleep(3)  # ends come to the accounts in batches
 
     def export(self, log: Path) -> None:
-        """Its log, by the command of docs/jobs.md."""
         fields = f"{_FIELDS},State,NNodes,ReqTRES,AllocTRES"
         log.write_text(self.ask("sacct", "-a", "-X", "-D", "--parsable2", "-S", "2024-01-01", f"--format={fields}"))
 
@@ -202,7 +199,6 @@ def _started(root: Path, more: Sequence[str], processes: list[subprocess.Popen[b
 
 
 def _until(slurm: RealSlurm, *command: str) -> None:
-    """A command ends well, within a minute."""
     for _ in range(300):
         with suppress(AssertionError):
             slurm.ask(*command)

@@ -79,7 +79,6 @@ def order_of(document: dict[str, Any]) -> list[str]:
 
 
 def made(jobs: Sequence[LiveJob], changes: Sequence[Change]) -> list[LiveJob]:
-    """What Slurm then has."""
     after = {change.job: change.after for change in changes}
     return [
         replace(job, factor=after[job.job_id], priority=max(job.own_priority + after[job.job_id], 1))
@@ -93,9 +92,6 @@ def changes_in(document: dict[str, Any]) -> list[Change]:
     return [Change(**each) for each in document["changes"]]
 
 
-# ------------------------------------------------------------------------------------------------------------ the texts
-
-
 def test_a_queue_is_read() -> None:
     jobs = {job.name: job for job in live_jobs(QUEUE, FACTORS)}
     assert (jobs["1"].used_s, jobs["1"].limit_s, jobs["1"].gpus, jobs["1"].factor) == (40.0, 100.0, 4, None)
@@ -105,7 +101,6 @@ def test_a_queue_is_read() -> None:
 
 
 def test_who_has_several_priorities_has_none() -> None:
-    """A job that asks for several partitions has one in each."""
     assert live_jobs(QUEUE, "2|0|7\n2|0|9\n")[1].factor is None
 
 
@@ -150,9 +145,6 @@ def test_what_a_site_has_that_is_not_simulated_is_told(
     assert all(each in out for each in doubt)
 
 
-# ------------------------------------------------------------------------------------------------------------ who, when
-
-
 def test_a_queue_is_advised(experiment: JobExperiment) -> None:
     """By hand: job 1 ends in 60 s. Now 2 is first, and has all GPUs for 600 s; then 3 is, and 2 waits for its end."""
     found = advised(experiment, live_jobs(QUEUE, FACTORS))
@@ -174,18 +166,15 @@ def test_jobs_are_simulated_in_the_order_that_slurm_has(tmp_path: Path) -> None:
 
 
 def test_a_long_queue_is_simulated_with_one_reservation(tmp_path: Path) -> None:
-    """Reservations for all that wait would take minutes."""
     experiment = case_of(tmp_path, LOG, policies=["fifo-requested-conservative"])
     assert advised(experiment, [job(number) for number in range(1, 4)])["site"] == "fifo-requested-conservative"
     assert advised(experiment, [job(number) for number in range(1, 60)])["site"] == "fifo-easy-requested"
 
 
 def test_those_that_are_left_alone_keep_their_standing(experiment: JobExperiment) -> None:
-    """Priorities are exchanged: an array between them stays between them."""
     jobs = [job(1, 5000, limit_s=9e3), job(2, 4000, name="2_1"), job(3, 3000, limit_s=60.0)]
     found = advised(experiment, jobs)
-    assert order_of(found) == ["3", "2_1", "1"]
-    assert changes_in(found) == [Change(3, 0, 2000), Change(1, 0, -2000)]
+    assert (order_of(found), changes_in(found)) == (["3", "2_1", "1"], [Change(3, 0, 2000), Change(1, 0, -2000)])
     assert changes_in(advised(experiment, made(jobs, changes_in(found)), journal=changes_in(found))) == []
 
 
@@ -210,12 +199,10 @@ def test_little_drift_is_left_and_more_is_mended() -> None:
 
 
 def test_site_factors_stay_in_their_band() -> None:
-    """Where priorities differ by more, the site's own order stays."""
     assert factors_of([job(1, 1), job(2, 5 * BAND)]) == {1: BAND, 2: -BAND}
 
 
 def test_who_has_waited_too_long_goes_first(experiment: JobExperiment) -> None:
-    """The oldest before all, however large; the others by the policy."""
     jobs = [job(1, gpus=4, limit_s=9e4), job(2, limit_s=7e4), *(job(number) for number in range(100, 110))]
     assert order_of(advised(experiment, jobs))[-2:] == ["2", "1"]
     found = advised(experiment, jobs, age_guard_s=3550.0)
@@ -256,9 +243,6 @@ def test_no_job_waits(experiment: JobExperiment) -> None:
     assert (found["jobs"], found["expected"], found["changes"]) == ([], [], [])
 
 
-# ---------------------------------------------------------------------------------------------------------- the journal
-
-
 def test_what_was_written_is_put_back() -> None:
     journal = [Change(1, 0, 5), Change(2, 0, 9), Change(1, 5, 8), Change(3, 0, 4), Change(4, 0, 4)]
     jobs = [job(1, factor=8), job(2, factor=10), job(3, factor=4, state="RUNNING")]
@@ -269,7 +253,6 @@ def test_what_was_written_is_put_back() -> None:
 
 @pytest.mark.parametrize("factor", [5, 8])
 def test_a_kill_between_journal_and_change_is_known(experiment: JobExperiment, factor: int) -> None:
-    """The line was written, and its change made or not: both are ours."""
     journal = [Change(1, 0, 5), Change(1, 5, 8)]
     jobs = [job(1, factor=factor, limit_s=60.0), job(2, limit_s=9e3)]
     assert undoing(journal, jobs)[0] == [Change(1, factor, 0)]
@@ -283,9 +266,6 @@ def test_a_line_that_was_cut_off_was_never_done() -> None:
     for other in ("hello\n", "hello", '{"job":1}\n', '{"job":"1","before":0,"after":2}\n', "[1]\n"):
         with pytest.raises(InputError, match="is not a journal"):
             read_journal(other, "x")
-
-
-# ------------------------------------------------------------------------------------------------------------- commands
 
 
 class SlurmOfTexts(slurm_commands.Slurm):
@@ -455,7 +435,6 @@ def test_what_makes_no_sense_is_refused(
 def test_a_scenario_that_is_not_near_its_log_advises_nobody(
     slurm: SlurmOfTexts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody waits in simulation, and all did in the log."""
     log = trace_of([(0, 10, 1), (20, 10, 1)], recorded_wait_s=[500.0, 900.0])
     write_case(tmp_path, log, policies=["fifo"])
     assert main(["jobs", "advise", "s.yaml", "--apply"]) == 2

@@ -61,9 +61,6 @@ def counts(found: Imported) -> dict[str, tuple[int, int]]:
     return {reason: (count.rows, count.first_line) for reason, count in found.stats.left_out.items()}
 
 
-# ---------------------------------------------------------------------------------------------- rows that are left out
-
-
 UNREAD = "unread {}, such as '{}'; write 2024-01-31T12:00:00, also with a zone (+01:00), or seconds"
 LEFT_OUT = {
     "another width": (row(User="a|b"), "more than 15 fields"),
@@ -103,9 +100,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize("bad, reason", LEFT_OUT.values(), ids=LEFT_OUT)
 def test_a_bad_row_is_left_out_and_counted(bad: str, reason: str, tmp_path: Path) -> None:
     found, trace = imported(tmp_path, row(), bad.format("00"), row(JobIDRaw="9"), bad.format("30"))
-    assert counts(found) == {reason: (2, 3)}
-    assert trace.job_id.tolist() == ["7", "9"]
-    assert found.stats.rows == 4
+    assert (counts(found), trace.job_id.tolist(), found.stats.rows) == ({reason: (2, 3)}, ["7", "9"], 4)
 
 
 def test_quotes_are_letters_of_slurm(tmp_path: Path) -> None:
@@ -166,7 +161,7 @@ def test_lives_of_a_requeued_job_are_one_job(tmp_path: Path) -> None:
     assert (trace.run_s[0], trace.recorded_wait_s[0], trace.status[0]) == (4200, 60, "completed")
     assert counts(found) == {"an attempt that an earlier row has": (1, 4)}
     assert found.stats.messages == [
-        "1 GPU-hours of attempts before the last are counted in (--attempts last leaves them out)",
+        "1 GPU-hours of attempts before the last are counted in (--attempts last leaves them out)"
     ]
     _, last = imported(tmp_path, again, first, row(JobIDRaw="9"), sums=False)
     assert last.run_s[0] == 3600
@@ -176,16 +171,14 @@ def test_an_id_twice_is_kept_once_where_ids_are_jobs(tmp_path: Path) -> None:
     path, out = tmp_path / "x.csv", tmp_path / "t.parquet"
     path.write_text("job_id,submit_s,run_s,gpus\na,5,1,1\nb,6,1,1\na,1,2,2\n")
     found = import_log(path, out)
-    assert counts(found) == {"an id that an earlier row has": (1, 4)}
-    assert read_trace(out).run_s.tolist() == [1, 1]
+    assert (counts(found), read_trace(out).run_s.tolist()) == ({"an id that an earlier row has": (1, 4)}, [1, 1])
 
 
 def test_a_clock_change_is_told_and_slurms_own_count_taken(tmp_path: Path) -> None:
     """The night of 31 March 2024 in Berlin: from 1:30 to 3:30 is an hour."""
     changed = row(Submit="2024-03-31T01:00:00", Start="2024-03-31T01:30:00", End="2024-03-31T03:30:00")
     found, trace = imported(tmp_path, changed)
-    assert trace.run_s.tolist() == [3600]
-    assert found.stats.noted[CLOCK_CHANGED].first_line == 2
+    assert (trace.run_s.tolist(), found.stats.noted[CLOCK_CHANGED].first_line) == ([3600], 2)
     right, _ = imported(tmp_path, changed, options=Options(timezone="Europe/Berlin"))
     assert CLOCK_CHANGED not in right.stats.noted
     assert right.start == "2024-03-31T00:00:00+00:00"
@@ -206,9 +199,6 @@ def test_a_start_before_the_submit_is_not_known(tmp_path: Path) -> None:
     assert by_id["8"] == 60
     assert by_id["7"] != by_id["7"]
     assert [count.first_line for count in found.stats.noted.values()] == [2]
-
-
-# ----------------------------------------------------------------------------------------------- files that are refused
 
 
 def test_gpus_that_no_row_names_are_supplied(tmp_path: Path) -> None:
@@ -410,14 +400,10 @@ def test_jobcomp_names_hold_what_they_like_and_keys_keep_their_order(tmp_path: P
     path.write_text("\n".join([*texts, ""]))
     found = import_log(path, tmp_path / "t.parquet")
     assert read_trace(tmp_path / "t.parquet").job_id.tolist() == ["0", "1"]
-    assert counts(found) == {
-        "more than 23 fields": (1, 3),
-        "keys in another order than on the first line": (1, 4),
-    }
+    assert counts(found) == {"more than 23 fields": (1, 3), "keys in another order than on the first line": (1, 4)}
 
 
 def test_jobcomp_of_older_versions(tmp_path: Path) -> None:
-    """No GPUs in Tres, and a limit in days and hours."""
     (text,) = WRITERS["jobcomp"](drawn(1))
     text = re.sub(r",gres/gpu=\d", " Gres=gpu:2", re.sub(r"TimeLimit=\d+", "TimeLimit=1-02:03:04", text))
     path = tmp_path / "jobcomp.log"

@@ -37,8 +37,7 @@ def test_what_the_log_found(tmp_path: Path) -> None:
     assert experiment.snapshot is not None
     assert experiment.snapshot.done_ns.tolist() == [40 * 10**9, 0, 0]
     record = run_policy(experiment, experiment.policies[0])
-    assert record.is_measured.tolist() == [False, False, True]
-    assert record.end_ns[0] == 105 * 10**9
+    assert (record.is_measured.tolist(), record.end_ns[0]) == ([False, False, True], 105 * 10**9)
 
 
 def test_a_policy_of_ones_own(tmp_path: Path) -> None:
@@ -69,9 +68,6 @@ def test_outages_and_drawn_failures(tmp_path: Path) -> None:
     drawn = [case_of(tmp_path, trace_of(FOUR), cluster=cluster, seed=seed).cluster_model.outages for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(drawn[0]) > 100
-
-
-# -------------------------------------------------------------------------------------------------------------- refused
 
 
 def on(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -120,7 +116,6 @@ def on(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """In one message that names the key and the remedy."""
     (tmp_path / "zero.csv").write_text("job_class,gpu,b\nx,1,0\n")
     (tmp_path / "c.csv").write_text("job_class,gpu\nx,1\n")
     (tmp_path / "bad.jobpolicy.yaml").write_text(f"{MINE}queueing: strickt\n")
@@ -128,9 +123,6 @@ def test_what_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> Non
         keys = {**keys, "window": {"from_s": 15}}
     with pytest.raises(InputError, match=re.escape(said)):
         case_of(tmp_path, trace_of(FOUR), **keys)
-
-
-# -------------------------------------------------------------------------------------------------------------- doubted
 
 
 def test_rounds_shorter_than_a_restart(tmp_path: Path) -> None:
@@ -200,8 +192,7 @@ def test_a_learned_policy_is_one_among_the_others_by_its_file(tmp_path: Path) ->
     laid = "schema: slimsched.jobpolicy/1\nlearned: mine.safetensors\nplacement: program\n"
     (tmp_path / "laid.jobpolicy.yaml").write_text(laid)
     named = case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"]).policies[0]
-    assert named.name == "laid-oracle"
-    assert named.policy == replace(learned.spec.policy, placement="program")
+    assert (named.name, named.policy) == ("laid-oracle", replace(learned.spec.policy, placement="program"))
     assert run_policy(experiment, named).is_done.all()
     for key, value in (("order", "sjf"), ("age_guard_s", "1h")):
         (tmp_path / "laid.jobpolicy.yaml").write_text(f"{laid}{key}: {value}\n")

@@ -67,7 +67,6 @@ def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
 
 
 def test_a_run_alone_is_told_its_distance_to_the_bound(tmp_path: Path) -> None:
-    """Of its own kind, as the comparison has it."""
     experiment = drawn_case(tmp_path, policies=["fifo", "las"])
     bounds, runs = bounds_of(experiment), run_all(experiment, 1)
     rows = comparison_document(experiment, runs, bounds)["policies"]
@@ -123,9 +122,6 @@ def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
     assert "its lead" not in second
 
 
-# ---------------------------------------------------------------------------------------------------------- what's kept
-
-
 def test_runs_are_kept_and_not_made_twice(tmp_path: Path) -> None:
     experiment = drawn_case(tmp_path, policies=["fifo", "las"])
     told: list[tuple[str, bool]] = []
@@ -161,7 +157,6 @@ def test_what_a_run_does_not_depend_on(tmp_path: Path) -> None:
 
 
 def test_foreign_files_stay(tmp_path: Path) -> None:
-    """What lies where a run would be kept, and is none, is neither read nor replaced."""
     experiment = drawn_case(tmp_path, policies=["fifo"])
     place = tmp_path / "fifo.jobsrun.parquet"
     place.write_bytes(b"mine")
@@ -170,9 +165,6 @@ def test_foreign_files_stay(tmp_path: Path) -> None:
     place.write_bytes((tmp_path / "t.jobtrace.parquet").read_bytes())
     with pytest.raises(InputError, match="was not made by `slimsched jobs`"):
         run_all(experiment, 1, tmp_path)
-
-
-# ------------------------------------------------------------------------------------------------------------- commands
 
 
 @pytest.fixture
@@ -245,12 +237,6 @@ def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["init", "no.parquet", "--nodes", "8x8"], "no.parquet: no such file"),
-        (["init", str(DRAWN), "--nodes", "8"], "such are 64x8"),
-        (["init", str(DRAWN), "--nodes", "0x8"], "such are 64x8"),
-        (["init", str(DRAWN)], "--nodes"),
-        (["init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"], "is there already"),
-        (["compare", "no.yaml"], "no.yaml: no such file"),
         (["compare", "s.yaml", "--policy", "fitgins"], "did you mean"),
         (["compare", "s.yaml", "--policy", "fifo", "--policy", "fifo"], "given twice"),
         (["compare", "s.yaml", "--set", "load=0"], "load"),
@@ -270,10 +256,7 @@ def test_nodes_with_types_and_virtual_clusters(here: Path, capsys: pytest.Captur
     flags = ["--nodes", "2x8:a100=prod", "--nodes", "4x4:2080 ti", "--out", "s.yaml"]
     assert main(["jobs", "init", str(DRAWN), *flags]) == 0
     nodes = yaml.safe_load((here / "s.yaml").read_text())["cluster"]["nodes"]
-    assert nodes == [
-        {"count": 2, "gpus": 8, "type": "a100", "vc": "prod"},
-        {"count": 4, "gpus": 4, "type": "2080 ti"},
-    ]
+    assert nodes == [{"count": 2, "gpus": 8, "type": "a100", "vc": "prod"}, {"count": 4, "gpus": 4, "type": "2080 ti"}]
     assert read_scenario(here / "s.yaml").cluster.gpus == 32
 
 

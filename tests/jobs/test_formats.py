@@ -27,7 +27,6 @@ def imported(path: Path, options: Options | None = None, name: str = "auto") -> 
 
 
 def options_of(name: str, folder: Path) -> Options:
-    """A unit is for tables of one's own alone."""
     return Options(tasks=folder / "tasks.csv" if name == "alibaba-pai" else None, unit_s=1 if name == "csv" else 60)
 
 
@@ -40,10 +39,8 @@ def test_what_was_written_is_read(name: str, size: int, tmp_path: Path, monkeypa
     assert trace.provenance["format"] == name  # as its first lines tell
     first_s = int(jobs.submit_s[0])
     order = np.argsort(jobs.submit_s, kind="stable")
-    assert len(trace) == JOBS
-    assert trace.submit_s.tolist() == (jobs.submit_s[order] - first_s).tolist()
-    assert trace.run_s.tolist() == jobs.run_s[order].tolist()
-    assert trace.gpus.tolist() == jobs.gpus[order].tolist()
+    assert (len(trace), trace.submit_s.tolist()) == (JOBS, (jobs.submit_s[order] - first_s).tolist())
+    assert (trace.run_s.tolist(), trace.gpus.tolist()) == (jobs.run_s[order].tolist(), jobs.gpus[order].tolist())
     assert trace.recorded_wait_s.tolist() == jobs.wait_s[order].tolist()
     assert trace.recorded_start_s.tolist() == (jobs.start_s[order] - first_s).tolist()
     _check_words(name, trace, jobs)
@@ -115,8 +112,7 @@ def test_what_is_no_share_of_a_gpu_is_left_out_and_nothing_said_is_all_of_it(tmp
     rows = [f"{row},60,{2 if row in (2, 5) else 1},{share}" for row, share in enumerate(shares)]
     path.write_text("\n".join(["submit_s,run_s,gpus,gpu_share", *rows]) + "\n")
     trace = imported(path)
-    assert trace.submit_s.tolist() == [0, 1, 2]
-    assert trace.gpu_share.tolist() == [0.48, 1, 1]
+    assert (trace.submit_s.tolist(), trace.gpu_share.tolist()) == ([0, 1, 2], [0.48, 1, 1])
 
 
 def test_nodes_are_those_that_are_asked_for_and_no_more_than_gpus(tmp_path: Path) -> None:
@@ -130,9 +126,7 @@ def test_own_columns_have_other_names(tmp_path: Path) -> None:
     path.write_text("id,when,len,n,who\na,2024-03-01 10:00:00Z,60,2,x\nb,2024-03-01T11:00:00+01:00,5.5,1,y\n")
     columns = {"job_id": "id", "submit_s": "when", "run_s": "len", "gpus": "n", "user": "who"}
     trace = imported(path, Options(columns=columns))
-    assert trace.submit_s.tolist() == [0, 0]
-    assert trace.run_s.tolist() == [60, 5.5]
-    assert trace.user.tolist() == ["x", "y"]
+    assert (trace.submit_s.tolist(), trace.run_s.tolist(), trace.user.tolist()) == ([0, 0], [60, 5.5], ["x", "y"])
     assert trace.provenance["start"] == "2024-03-01T10:00:00+00:00"
 
 

@@ -44,13 +44,6 @@ def test_from_a_log_to_figures(here: Path, capsys: pytest.CaptureFixture[str]) -
     assert (found["schema"], found["jobs"], found["load"]["gpus"]) == ("slimsched.jobsummary/1", 40, 64)
 
 
-def test_a_table_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "mine.csv").write_text("when,len,n\n5,10,1\n6,20,2\n")
-    assert main(["jobs", "import", "mine.csv", "--columns", "submit_s=when,run_s=len,gpus=n", "--out", "t"]) == 0
-    assert "mine.csv: csv\n" in capsys.readouterr().out
-    assert read_trace(here / "t").gpus.tolist() == [1, 2]
-
-
 def test_a_table_with_doubtful_numbers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """GPUs that are no number are not called none, a part that is rounded up is told, and so are very short runs."""
     (here / "mine.csv").write_text("submit_s,run_s,gpus\n5,1,0.5\n6,1,2 GPUs\n7,1,\n8,2,2\n9,1,1.5\n")
@@ -118,7 +111,6 @@ def test_a_trace_replaces_one_of_its_own_and_nothing_else(here: Path, capsys: py
 def test_what_init_says_is_next_works(
     submits_s: tuple[int, ...], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However short the log, and whatever the file is called."""
     (here / "mine.csv").write_text("submit_s,run_s,gpus\n" + "".join(f"{submit},60,1\n" for submit in submits_s))
     assert main(["jobs", "import", "mine.csv", "--quiet"]) == 0
     assert main(["jobs", "init", "mine.jobtrace.parquet", "--nodes", "1x2", "--out", "my jobs.yaml"]) == 0

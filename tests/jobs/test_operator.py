@@ -41,11 +41,7 @@ def on_nodes(folder: Path, trace: JobTrace, nodes: int = 4, **keys: Any) -> JobE
     return case_of(folder, trace, **{"cluster": {"nodes": [{"count": nodes, "gpus": 4}]}, **keys})
 
 
-# -------------------------------------------------------------------------------------------------------------- what if
-
-
 def test_more_nodes_mean_shorter_waits(tmp_path: Path) -> None:
-    """The change is that of the means, and the interval is around its share."""
     trace = drawn()
     now, then = on_nodes(tmp_path, trace, 4), on_nodes(tmp_path, trace, 5)
     row = whatif_document(now, then, 1)["policies"][0]
@@ -131,7 +127,6 @@ def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path
 def test_no_job_fits(
     words: list[str], types: str, gpus: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every command says so in the same words, and before it runs anything."""
     trace = trace_of([(0, 10, gpus), (1000, 10, gpus)], gpu_types=[types, types], recorded_wait_s=[1.0, 2.0])
     assert main(["jobs", words[0], str(write_case(tmp_path, trace)), *words[1:]]) == 2
     streams = capsys.readouterr()
@@ -143,9 +138,6 @@ def test_no_job_fits_that_wants_so_many_nodes(tmp_path: Path, capsys: pytest.Cap
     trace = trace_of([(0, 10, 4), (1000, 10, 4)], nodes=[2, 2])
     assert main(["jobs", "compare", str(write_case(tmp_path, trace))]) == 2
     assert "no type of node that a job may use has as many GPUs, and nodes, as it asks for" in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------------------------------------- capacity
 
 
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
@@ -166,7 +158,6 @@ def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Pa
 
 
 def test_a_load_below_the_answer_that_breaks_the_limit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log's waits may fall where its load rises."""
     experiment = on_nodes(tmp_path, drawn())
     monkeypatch.setattr(what_if, "_at_load", lambda _, load: load)
     monkeypatch.setattr(what_if, "_wait_s", lambda load, *_: 9e9 if 0.88 < load < 0.92 or load > 1 else 0.0)
@@ -189,9 +180,6 @@ def test_the_fewest_nodes(tmp_path: Path) -> None:
 def test_refusing_jobs_is_no_way_to_need_fewer_nodes(tmp_path: Path) -> None:
     trace = trace_of([(0, 100, 8), (1000, 10, 1), (2000, 10, 1)])
     assert capacity_document(on_nodes(tmp_path, trace, 4), WAIT_S, by="nodes")["nodes"] == 2
-
-
-# ----------------------------------------------------------------------------------------------------------- validation
 
 
 def test_a_log_that_was_made_by_the_policy_is_met(tmp_path: Path) -> None:
@@ -234,9 +222,6 @@ def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> Non
     assert "such as --policy fifo-easy-requested" in " ".join(validation_text(less).split())
     other = {**less, "policy": "fifo-easy-requested"}
     assert "such as --policy fifo, and" in " ".join(validation_text(other).split())
-
-
-# ------------------------------------------------------------------------------------------------------------- commands
 
 
 @pytest.fixture
@@ -292,7 +277,6 @@ def test_jitter_fits_no_snapshot(here: Path, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_whether_waits_can_be_believed(waits: float | None, refused: int, said: str, tmp_path: Path) -> None:
-    """The log's waits are so many times the simulated ones, or there are none."""
     rows = [(row * 50.0, 100.0, 4) for row in range(30)]
     trace = trace_of([*rows, *[(1500.0, 10.0, 99)] * refused])
     own = case_of(tmp_path, trace, policies=["fifo", "smallest"])

@@ -24,7 +24,6 @@ def said_of_last(*rows: Row) -> float:
 
 
 def test_narrow_classes_shrink_to_their_parents() -> None:
-    """The last one that ended is of a wider class than the one before, each time."""
     assert np.isnan(said_of_last(ANN))
     wider: list[Row] = [
         ("bob", "far", 8, 60.0, 1.0),
@@ -76,7 +75,6 @@ def test_no_prediction_depends_on_what_ends_later(runs: list[float], gaps: list[
 def test_factors_by_hand() -> None:
     trace = small(requested_s=np.array([np.nan, 40.0, 15.0]))  # of 20 and 30: both off by two
     requested, history = accuracies(trace)
-    assert requested["known_share"] == pytest.approx(2 / 3)
-    assert requested["factor_median"] == pytest.approx(2)
+    assert (requested["known_share"], requested["factor_median"]) == (pytest.approx(2 / 3), pytest.approx(2))
     assert requested["factor_p90"] == pytest.approx(2)
     assert (history["known_share"], history["factor_median"]) == (0, None)

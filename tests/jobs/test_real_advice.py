@@ -42,7 +42,6 @@ def until(is_so: Callable[[], object], most_s: float = 90.0) -> None:
 
 
 def weighed(slurm: RealSlurm) -> dict[int, tuple[int, int]]:
-    """SiteFactor and priority by job."""
     rows = [line.split("|") for line in slurm.ask("sprio", "-h", "-o", "%i|%S|%Y").split()]
     return {int(job): (int(factor), int(priority)) for job, factor, priority in rows}
 

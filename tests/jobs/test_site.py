@@ -123,7 +123,6 @@ def test_what_a_log_does_not_tell(
 def test_the_baseline_stands_with_its_error_in_scenario_answer_and_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And at another load than the log's there is no error to tell."""
     monkeypatch.chdir(tmp_path)
     write_trace(Path("log.jobtrace.parquet"), logged(tmp_path, "smallest"))
     assert main(["jobs", "init", "log.jobtrace.parquet", "--nodes", "4x4"]) == 0

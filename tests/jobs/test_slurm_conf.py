@@ -167,5 +167,4 @@ def test_a_job_holds_its_gpus_before_it_works(tmp_path: Path) -> None:
     trace = trace_of([(0.0, 10.0, 4), (0.0, 10.0, 4)])
     case = case_of(tmp_path, trace, policies=["fifo"], slurm={"start_delay_s": 1.5})
     record = run_policy(case, case.policies[0])
-    assert by_job(record, 4)["wait_s"].tolist() == [1.5, 13.0]
-    assert (record.held_ns / 1e9).tolist() == [11.5, 11.5]
+    assert (by_job(record, 4)["wait_s"].tolist(), (record.held_ns / 1e9).tolist()) == ([1.5, 13.0], [11.5, 11.5])

@@ -38,7 +38,6 @@ def imported(folder: Path, *rows: dict[str, str], options: Options | None = None
 
 
 def test_a_wait_begins_when_the_job_may_begin(tmp_path: Path) -> None:
-    """Of a chain of dependencies; the job's place in the trace is that time, too."""
     chained = attempt("8", "10:00:01", "12:00:07", "13:00:07", 3600, Eligible="12:00:02")
     found, trace = imported(tmp_path, attempt("7", "10:00:00", "10:00:05", "12:00:01", 7196), chained)
     assert (trace.submit_s.tolist(), trace.recorded_wait_s.tolist()) == ([0, 7202], [5, 5])
@@ -73,8 +72,7 @@ def test_what_was_open_in_an_earlier_export_has_ended_in_a_later_one(former: dic
 def test_a_job_that_was_cancelled_on_its_way_back_has_ended(tmp_path: Path) -> None:
     cancelled = attempt("7", "10:15:00", "None", "10:20:00", 0, "CANCELLED by 0", AllocTRES="")
     found, trace = imported(tmp_path, FIRST, cancelled)
-    assert trace.run_s.tolist() == [600]
-    assert list(found.stats.left_out) == ["never started"]
+    assert (trace.run_s.tolist(), list(found.stats.left_out)) == ([600], ["never started"])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,6 @@ def _part(number: int, gpus: str, **words: str) -> dict[str, str]:
 
 
 def test_parts_of_a_heterogeneous_job_are_one_job(tmp_path: Path) -> None:
-    """Requeued once; the third part has no GPU."""
     sizes = ("gres/gpu:a100=4", "gres/gpu:v100=8", "cpu=4")
     rows = [_part(number, gpus, **words) for words in (FIRST, SECOND) for number, gpus in enumerate(sizes)]
     found, trace = imported(tmp_path, *rows, OTHER)
@@ -147,7 +144,6 @@ def test_gpus_per_node_is_for_logs_that_name_no_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gres, gpus", [("gpu:2", 2), ("gpu:a100:2,gpu:v100:1", 3), ("nvme:1,gpu:2(S:0-1)", 2)])
 def test_gpus_of_older_versions_stand_in_gres(gres: str, gpus: int, tmp_path: Path) -> None:
-    """They are the whole job's there, however many nodes it has."""
     old = {
         **{name: text for name, text in OTHER.items() if "TRES" not in name},
         "NNodes": "2",

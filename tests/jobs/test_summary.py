@@ -36,20 +36,12 @@ def test_figures_by_hand() -> None:
         attempts=np.array([1, 1, 3], np.int32),
     )
     found = summarize(trace, 1)
-    assert found["durations"]["mean_s"] == 20
-    assert found["durations"]["cv2"] == pytest.approx(200 / 3 / 400)
+    assert (found["durations"]["mean_s"], found["durations"]["cv2"]) == (20, pytest.approx(200 / 3 / 400))
     assert [each["gpus"] for each in found["sizes"]] == [0.25, 1, 8]
-    assert found["sizes"][2] == {
-        "gpus": 8,
-        "jobs": 1,
-        "gpu_time_share": 240 / 262.5,
-        "run_mean_s": 30,
-        "run_p50_s": 30,
-    }
+    assert found["sizes"][2] == {"gpus": 8, "jobs": 1, "gpu_time_share": 240 / 262.5, "run_mean_s": 30, "run_p50_s": 30}
     assert [each["name"] for each in found["users"]] == ["b", "a"]
     assert (found["recorded_waits"]["known_share"], found["recorded_waits"]["mean_s"]) == (2 / 3, 10)
-    assert found["more_than_one_attempt_share"] == 1 / 3
-    assert found["load"]["days_quantiles"]["max"] == 20 / DAY_S
+    assert (found["more_than_one_attempt_share"], found["load"]["days_quantiles"]["max"]) == (1 / 3, 20 / DAY_S)
     assert found["load"]["days_above_capacity_share"] == 0
 
 

@@ -65,7 +65,6 @@ def imported(folder: Path, text: str, **options: object) -> JobTrace:
 def test_an_instant_is_the_same_in_every_form_beside_whatever(
     data: st.DataObject, kind: str, size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In a block of its own or not, beside rows without a start or in another form."""
     first = datetime(2024, 3, 29, tzinfo=UTC)  # clocks change in Berlin two days later
     minutes = sorted(data.draw(st.sets(st.integers(0, 5000), min_size=1, max_size=8)))
     form = st.sampled_from(FORMS[kind])
@@ -110,7 +109,6 @@ def test_an_instant_is_the_same_in_every_form_beside_whatever(
     ],
 )
 def test_a_run_time_in_every_form(text: str, unit_s: float, run_s: float, tmp_path: Path) -> None:
-    """Alone, and beside another form."""
     for other in ("", "9,00:01:00,1\n"):
         trace = imported(tmp_path, f"submit_s,run_s,gpus\n5,{text},1\n{other}", unit_s=unit_s)
         assert trace.run_s[0] == pytest.approx(run_s, rel=1e-12)
@@ -144,7 +142,6 @@ def test_each_column_may_have_a_unit_of_its_own(tmp_path: Path, capsys: pytest.C
 
 
 def test_json_is_called_json(tmp_path: Path) -> None:
-    """Also with --columns; Philly's log is JSON, too."""
     (tmp_path / "jobs.jsonl").write_text('{"job_id": "1", "end_time": 1709290900000}\n')
     for options in (Options(), Options(columns={"submit_s": "start_time"})):
         with pytest.raises(InputError, match=r"is JSON; expected CSV, with --columns: pandas.read_json"):

@@ -31,7 +31,6 @@ SEGMENTS, WIDTHS = 2, (0.5, 1.0)
 
 @cache
 def profile_text(name: str, speed: float) -> str:
-    """A toy profile of two segments at two widths."""
     return tiny.profile(name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed).to_yaml()
 
 

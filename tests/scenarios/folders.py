@@ -65,7 +65,6 @@ def summary(record: RunRecord, **changes: Any) -> Result:
 
 
 def validation_run(simulated: Result, executors: Result, **changes: Any) -> ValidationRun:
-    """A pair that is its only repeat, but for the changes."""
     told: ValidationRun = {
         "kind": "pair", "router": simulated["router"], "load": None, "rate_img_s": None, "seed": simulated["seed"],
         "repeat": 0, "simulated": simulated, "executors": executors, "backlog_growth": None,
@@ -80,7 +79,6 @@ def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
 
 
 def flagged(path: Path) -> RunFolder:
-    """A run folder with nothing in it but its mark."""
     (path / OWN).mkdir(parents=True, exist_ok=True)
     return RunFolder(path)
 

@@ -31,7 +31,6 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def finish(log: Log, steps: Sequence[PlannedStep], elapsed_s: float = 0.0) -> None:
-    """Steps that are in the log, each of which took so long."""
     for planned in steps:
         log.append(planned.id, elapsed_s, TimesResult((1.0,)))
 
@@ -41,7 +40,6 @@ def announced(made: CalibrationPlan, budget_s: float, log: Log, **more: Any) -> 
 
 
 def test_it_says_what_is_measured_and_what_a_round_takes(log: Log) -> None:
-    """Keys x batch sizes, steps, time, log."""
     made = plan()
     text = announced(made, 30, log)
     required = sum(planned.required for planned in made.steps)

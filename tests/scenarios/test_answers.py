@@ -16,10 +16,6 @@ from scenarios.metrics.slo import NO_SLO, Slo
 from scenarios.metrics.statistics import Range, estimate, paired_ratio
 from scenarios.show.answers import EXCLUDED, NEXT, SATURATED, SLO, TRUSTED, WON, answers
 from scenarios.show.charts import SIDES, standings
-from scenarios.show.comparison_table import comparison_table
-from scenarios.show.summary_table import format_summary, summary_table
-from scenarios.show.tables import to_text
-from scenarios.show.validation_table import errors_tables
 from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
@@ -31,7 +27,6 @@ LOST = ("compass", 1.25, 1.3, 0.95), (LADDER, 1.0, 1.0, 0.95)
 
 
 def result(router: str, latency_s: float, accuracy: float, seed: int = 0, **changes: Any) -> Result:
-    """A run with this mean latency and accuracy."""
     made = summary(record(request(0, 3, latency_s), ended_s=20), router=router, seed=seed, **WINDOW, **changes)
     return {**made, "expected_accuracy": accuracy}
 
@@ -45,10 +40,7 @@ def comparison(
 
 
 def validation(
-    *found: tuple[str, float, float, float],
-    wobble: tuple[float, ...] = WOBBLE,
-    odd: float = 0.0,
-    half: float = 0.06,
+    *found: tuple[str, float, float, float], wobble: tuple[float, ...] = WOBBLE, odd: float = 0.0, half: float = 0.06
 ) -> ValidationDocument:
     """Of (router, simulated, executors, accuracy) with repeats of one seed; `odd` moves every second router's against
     the others'. Predicted are latencies within a share `half` of the simulated one."""
@@ -101,8 +93,7 @@ def test_executors_come_first() -> None:
         "again, 25.0 % below tuned:ladder (-25.0 to -25.0 %; 95.00 % accuracy) [simulation, "
         "datasheet, 6 seeds]"
     )
-    assert said.slo == "no floor of accuracy is set (`slo.floor`), so accuracy decides nothing"
-    assert said.excluded == ""
+    assert (said.slo, said.excluded) == ("no floor of accuracy is set (`slo.floor`), so accuracy decides nothing", "")
     assert said.after == "take compass, and try it under another load"
 
 
@@ -163,7 +154,6 @@ def test_what_is_not_significant_is_no_win_and_no_loss(mean_s: float) -> None:
 
 
 def test_fewer_than_five_runs_name_no_winner() -> None:
-    """However far apart: of three an interval is hardly known."""
     said = told(comparison(("compass", 1.0, 0.95), (LADDER, 3.0, 0.95), wobble=WOBBLE[:4]), None)
     assert said.moods[WON] == "open"
     assert said.won.startswith("not known, too few runs: the lowest p99 latency has compass (learned), 995.00 ms")
@@ -213,8 +203,7 @@ def test_what_spoils_an_answer_is_in_it() -> None:
     for row, completed in zip(one["rows"], (899.0, 901.0), strict=True):
         row["offered_img_s"], row["throughput_img_s"] = estimate([1000.0] * 5), estimate([completed] * 5)
     said = told(one, None)
-    assert said.saturated == "compass: completes 899.0 of 1000.0 images/s [simulation]"
-    assert said.excluded == ""
+    assert (said.saturated, said.excluded) == ("compass: completes 899.0 of 1000.0 images/s [simulation]", "")
     assert "lower the rate" not in said.after
     assert "UNRELIABLE: the calibration of cpu0 stayed disturbed" in said.trusted
     assert "take compass" in said.after
@@ -223,7 +212,6 @@ def test_what_spoils_an_answer_is_in_it() -> None:
 
 
 def test_a_disturbed_calibration_is_not_to_be_longer_but_elsewhere() -> None:
-    """On a host whose cores change their speed a longer one is as disturbed."""
     off = validation(*CLEAR, (FIXED, 3.0, 2.0, 0.95), ("jsq", 3.0, 2.0, 0.95))
     routers = [(name, 1.0, 0.95) for name in ("compass", LADDER, FIXED, "jsq")]
     assert "calibrate for longer (`calibration.budget`)" in told(comparison(*routers), off).after
@@ -258,24 +246,14 @@ INSIDE = "inside the predicted 90 % ranges: mean latency {0} of {1} (at least {2
             CLEAR,
             0.06,
             "yes",
-            [f"yes: {INSIDE.format(10, 10, 7)}"],
-        ),
-        (
-            CLEAR,
-            0.06,
-            "yes",
             [
+                f"yes: {INSIDE.format(10, 10, 7)}",
                 "order of routers: as simulated for 1 of 1 pair that differ significantly on executors",
                 "largest bias: mean latency -2.0 % (compass), p99",
             ],
         ),
         (CLEAR, 0.3, "open", ["yes, but not precisely (up to +-30 %): inside"]),
-        (
-            CLEAR,
-            0.001,
-            "yes",
-            [f"yes, to within 5 % of a mean and 10 % of a p99: {INSIDE.format(1, 10, 7)}"],
-        ),
+        (CLEAR, 0.001, "yes", [f"yes, to within 5 % of a mean and 10 % of a p99: {INSIDE.format(1, 10, 7)}"]),
         (
             (*CLEAR, (FIXED, 3.0, 2.0, 0.95), ("jsq", 3.0, 2.0, 0.95)),
             0.06,
@@ -286,9 +264,7 @@ INSIDE = "inside the predicted 90 % ranges: mean latency {0} of {1} (at least {2
             (("compass", 0.9, 1.3, 0.95), (LADDER, 1.2, 1.0, 0.95)),
             0.06,
             "no",
-            [
-                "as simulated for 0 of 1 pair that differ significantly on executors; simulation had another winner, c",
-            ],
+            ["as simulated for 0 of 1 pair that differ significantly on executors; simulation had another winner, c"],
         ),
     ],
 )
@@ -321,7 +297,6 @@ def test_a_bias_of_slower_devices_is_told_apart() -> None:
 
 
 def test_what_nobody_checked_is_said() -> None:
-    """Nothing ran; or the devices were emulated; or power was a formula."""
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
     unknown = told(one, None)
     assert unknown.trusted.startswith("not known: nothing was run on executors; Its devices come from datasheets")
@@ -363,51 +338,13 @@ def test_a_busy_host_comes_before_other_advice() -> None:
 
 
 def test_nothing_side_by_side_has_no_answers() -> None:
-    """Saturated runs alone check nothing, either."""
     one, found = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95)), validation(*CLEAR)
     found["rows"] = []
     assert answers(one, found) == answers(one, None)
     assert answers(None, found) == answers(None, None) == answers(comparison(("compass", 1.0, 0.95)), None) == []
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_all_fits_the_terminal(width: int) -> None:
-    """The answers and every table below them; answers are never wider than is good to read."""
-    found = validation(*CLEAR)
-    one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
-    lines = to_text([answers(one, found)], width).splitlines()
-    assert max(map(len, lines)) <= min(width, 100)
-    lines = to_text([comparison_table(one), *errors_tables(found)], width).splitlines()
-    assert max(map(len, lines)) <= width
-
-
-LONG_NAMES = (
-    ("tuned:compass-keeping", 0.98, 1.0, 0.95),
-    (FIXED, 1.24, 1.25, 0.9495),
-    ("own_router:Mine", 50.0, 60.0, 0.9),
-)
-
-
-@pytest.mark.parametrize(("is_compared", "is_validated"), [(True, False), (False, True), (True, True)])
-def test_a_command_prints_one_table_of_six_columns(is_compared: bool, is_validated: bool) -> None:
-    """Side by side in 100 characters, in a pipe (as here) too; who wins is marked where it is shown in a page."""
-    one = comparison(*((r, s, top1) for r, s, _, top1 in LONG_NAMES)) if is_compared else None
-    other = validation(*LONG_NAMES) if is_validated else None
-    table = summary_table(one, other)
-    assert table is not None
-    assert len(table.columns) == 6
-    assert table.marks == {LONG_NAMES[0][0]: "wins"}
-    lines = format_summary(one, other).splitlines()
-    assert max(map(len, lines)) <= 100
-    assert [len(line.split()) for line in lines if line.startswith("---")] == [6]
-    assert len({line.split()[0] for line in lines if line.startswith(tuple(name for name, *_ in LONG_NAMES))}) == 3
-
-
-# ------------------------------------------------------------------------------------------------------- who beats whom
-
-
 def test_intervals_of_ratios_never_pass_zero() -> None:
-    """However far runs lie apart."""
     found = paired_ratio([4.0, 0.4, 0.1], [600.0, 10.0, 10.0])
     assert found["low"] is not None
     assert 0 < found["low"] < (found["ratio"] or 0) < 0.1

@@ -152,7 +152,6 @@ def test_a_click_hands_a_run_to_perfetto(page: Path, chromium: Browser) -> None:
 
 
 def test_the_answers_are_what_is_seen_first(page: Path, chromium: Browser) -> None:
-    """On a phone's first screen: who won, and whether to believe it."""
     chromium.open(page, 420, "light")
     assert chromium.value("document.querySelector('.box').getBoundingClientRect().top") < 200
     assert chromium.value("document.querySelectorAll('.box h2')[1].getBoundingClientRect().bottom") < 900

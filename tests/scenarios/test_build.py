@@ -73,7 +73,6 @@ def test_labels_are_replayed_from_the_matrix(experiment: Experiment) -> None:
 
 
 def test_same_seed_same_result_but_for_wall_time(experiment: Experiment) -> None:
-    """The JSON of a simulation is a function of scenario, router and seed."""
     first, again = (simulate_experiment(experiment, "random", 7) for _ in range(2))
     first["wall_s"] = again["wall_s"] = 0.0
     assert json.dumps(first) == json.dumps(again)
@@ -99,7 +98,6 @@ def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
-    """Every width that a server may be asked for has its accuracy, and no other."""
     path = write(tmp_path)
     for widths in ((0.25, 1.0), (0.2, 0.25, 0.5, 0.75, 1.0)):
         tuples = tuple(itertools.product(widths, repeat=4))
@@ -111,7 +109,6 @@ def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_of_some_width_tuples_is_refused(tmp_path: Path) -> None:
-    """Those that mix no widths would do for several models."""
     path = write(tmp_path)
     tuples = tuple((width,) * 4 for width in (0.25, 0.5, 0.75, 1.0))
     save_accuracy(tmp_path / "accuracy.json", PaperTable(tuples, (0.5,) * 4, "toy"))
@@ -202,18 +199,6 @@ def test_poison_and_chaos_are_drawn_from_their_own_streams(tmp_path: Path) -> No
     assert chaos[-1].at_ns < first.horizon_ns
     for kind, server in itertools.product((Crash, Hang), (0, 1)):
         assert sum(isinstance(fault, kind) and fault.server == server for fault in chaos) > 60
-
-
-def test_a_run_with_every_fault_accounts_for_every_request(tmp_path: Path) -> None:
-    """From the file to the record, the same twice."""
-    more = "\n  - {kind: poisoned, share: 0.02}\n  - {kind: chaos, mean_gap_s: 1}\nsupervision"
-    faults = FAULTS.replace("\nsupervision", more)
-    experiment = load_experiment(write(tmp_path, SCENARIO + faults))
-    _, record = run_simulation(experiment, experiment.router("random"), "random", 0)
-    assert sorted(r.request for r in record.requests) == list(range(len(experiment.run_spec(0).arrivals_ns)))
-    assert {r.status for r in record.requests} == {"completed", "failed"}
-    assert record.downtimes != ()
-    assert record == run_simulation(experiment, experiment.router("random"), "random", 0)[1]
 
 
 LINKS = """

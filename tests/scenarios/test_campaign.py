@@ -92,7 +92,6 @@ def made(
 
 
 def test_without_loads_it_is_a_pair_of_each_router_and_seed(experiment: Experiment) -> None:
-    """At the workload's own rate, nothing before and nothing after."""
     _, found, ours, theirs = made(experiment, experiment, plan(experiment, seeds=(3, 4)))
     assert [(planned.router, planned.seed, planned.scale, planned.load) for planned in theirs] == [
         (router, seed, 1.0, None) for seed in (3, 4) for router in ROUTERS
@@ -103,7 +102,6 @@ def test_without_loads_it_is_a_pair_of_each_router_and_seed(experiment: Experime
 
 
 def test_what_others_took_is_kept_with_the_run(experiment: Experiment) -> None:
-    """As the executors' record has it; nothing where nothing told it."""
     loads = [BackgroundLoad(0.4, 0.1), None]
     simulate = side(experiment, [])
 
@@ -127,8 +125,7 @@ def test_slowdowns_are_replayed_by_each_paired_simulation(experiment: Experiment
     assert first["simulated"]["latency_s"]["mean"] != second["simulated"]["latency_s"]["mean"]
     again: list[PlannedRun] = []
     resumed = Campaign(wanted, side(experiment, again), side(experiment, []), (first,), lambda _: slowdowns[1])
-    assert len(list(resumed.carry_out())) == 1
-    assert [planned.slowdowns for planned in again] == [slowdowns[1]]
+    assert (len(list(resumed.carry_out())), [planned.slowdowns for planned in again]) == (1, [slowdowns[1]])
 
 
 def test_loads_are_shares_of_what_the_slowest_router_carries(experiment: Experiment, slower: Experiment) -> None:
@@ -148,8 +145,7 @@ def test_loads_are_shares_of_what_the_slowest_router_carries(experiment: Experim
         arrived = each.run["executors"]["images"]["arrived"]
         assert arrived == each.run["simulated"]["images"]["arrived"] == pytest.approx(2.0 * rate_img_s, rel=0.3)
     assert len(ours) == len(ROUTERS) * (1 + 2)
-    assert [each.simulated is None for each in rest] == [False] * 4 + [True] * 4
-    assert len(found) == wanted.hardware_runs
+    assert ([each.simulated is None for each in rest], len(found)) == ([False] * 4 + [True] * 4, wanted.hardware_runs)
     assert len(campaign.runs) == len(found)
 
 
@@ -165,7 +161,6 @@ def test_a_saturated_run_is_saturated_but_not_flooded(experiment: Experiment, sl
 
 
 def test_hardware_that_serves_nothing_is_said_to(experiment: Experiment) -> None:
-    """At once, instead of a search for a rate at which it would."""
     theirs: list[PlannedRun] = []
     simulate = side(experiment, theirs, "executors")
 
@@ -194,7 +189,6 @@ def test_hardware_far_from_its_profile_is_saturated_all_the_same(experiment: Exp
 
 
 def test_what_is_made_again_stands_in_its_place(experiment: Experiment) -> None:
-    """Else a table's rows would tell which runs were once damaged."""
     wanted = plan(experiment, loads=(0.6, 0.3), repeats=2, saturate=True, seeds=(4, 3))
     runs = [each.run for each in made(experiment, experiment, wanted)[1]]
     assert wanted.in_order([*runs[5:], *reversed(runs[:5])]) == runs
@@ -216,7 +210,6 @@ def test_an_interrupted_campaign_goes_on(experiment: Experiment, slower: Experim
 
 
 def test_hardware_that_serves_nothing_has_no_capacity(experiment: Experiment) -> None:
-    """Loads can't be shares of nothing."""
 
     def dead(planned: PlannedRun) -> Ran:
         result, record = side(experiment, [])(planned)
@@ -249,7 +242,6 @@ def test_runs_lie_where_their_load_and_repeat_say(experiment: Experiment, tmp_pa
 
 
 def test_a_window_must_be_left(experiment: Experiment) -> None:
-    """A warm-up as long as the run is the user's mistake."""
     with pytest.raises(InputError, match=r"validate\.warmup_s: .*\(2 s\).*shorter.*\(2 s\)"):
         plan(experiment, warmup_s=2.0)
     with pytest.raises(InputError, match=r"validate\.duration_s"):
@@ -257,7 +249,6 @@ def test_a_window_must_be_left(experiment: Experiment) -> None:
 
 
 def test_a_trace_has_no_rate_to_set(tmp_path: Path) -> None:
-    """Loads and saturation need one; the trace itself can be validated."""
     (tmp_path / "t.csv").write_text("time_s\n" + "\n".join(str(i / 100) for i in range(100)))
     old = "workload: {kind: poisson, rate_img_s: 200}"
     experiment = load_experiment(write_scenario(tmp_path, old, "workload: {kind: trace, file: t.csv}"))
@@ -269,7 +260,6 @@ def test_a_trace_has_no_rate_to_set(tmp_path: Path) -> None:
 
 
 def test_probes_are_asked_for_as_probes(experiment: Experiment) -> None:
-    """What only finds a rate is flagged, so that nobody keeps its detail."""
     ours: list[PlannedRun] = []
     list(Campaign(plan(experiment, ("jsq",), saturate=True), side(experiment, ours), side(experiment, [])).carry_out())
     kept = [planned for planned in ours if not planned.is_probe]
@@ -309,8 +299,7 @@ def test_an_interrupted_validation_keeps_each_run(
     monkeypatch.setattr(validation_stage, "validate_runs", runs)
     document = validate()
     assert [(planned.kind, planned.router) for planned in asked] == [("pair", "jsq")]
-    assert [pair["router"] for pair in document["pairs"]] == ["random", "jsq"]
-    assert len(document["saturated"]) == 2
+    assert ([pair["router"] for pair in document["pairs"]], len(document["saturated"])) == (["random", "jsq"], 2)
     for name, remade in (
         ("executors/random-load0.3-seed0/requests.parquet", [("pair", "random")]),
         ("simulation/jsq-load0.3-seed0/result.json", [("pair", "jsq")]),

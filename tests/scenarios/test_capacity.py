@@ -40,7 +40,6 @@ def search(experiment: Experiment, read: Any = read, **changes: Any) -> Capacity
 
 
 def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound(tmp_path: Path) -> None:
-    """Bisection brackets it as narrowly as asked."""
     experiment = experiment_of(tmp_path)
     found = search(experiment, precision=0.2)
     assert 0 < found.stable_img_s < found.unstable_img_s <= 1.3 * found.stable_img_s
@@ -50,7 +49,6 @@ def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound
 
 
 def test_who_sheds_what_it_cannot_carry_is_not_stable(tmp_path: Path) -> None:
-    """Its backlog never grows, however much arrives."""
     experiment = experiment_of(tmp_path, more="deadline_s: 20ms\nshed: true\n")
     patient = experiment_of(tmp_path)
     far = 20 * experiment.capacity_img_s / (experiment.rate_img_s or 1.0)
@@ -77,7 +75,6 @@ class Limits:
 
 
 def test_most_seeds_decide_and_no_more_are_run_than_needed(tmp_path: Path) -> None:
-    """Of three the middle one, of two the lower: a tie is not stable."""
     experiment = experiment_of(tmp_path)
     limits = Limits({0: 100.0, 1: 300.0, 2: 200.0})
     three, asked = search(experiment, limits, seeds=(0, 1, 2), precision=0.01), limits.asked
@@ -137,7 +134,6 @@ def rising(experiment: Experiment, policy: Any, scale: float, seed: int, search:
 
 
 def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
-    """The least of the three rates decides; what is there at the rate is told."""
     experiment = experiment_of(tmp_path)
     for slo, most_img_s in (
         (Slo(), 400.0),
@@ -155,7 +151,6 @@ def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
 
 
 def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
-    """Not below some hundred images a run: they would say nothing."""
     experiment, tries = experiment_of(tmp_path), list[TriedRate]()
     for slo, told in (
         (Slo(p99_limit_s=0.004), r"no rate keeps a p99 of 4 ms: the lowest seen is 5\.\d\d ms, at \d"),
@@ -225,7 +220,6 @@ def test_a_run_is_read_by_its_second_half(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Several seeds, a length and a precision."""
     path = str(write_scenario(tmp_path))
     flags = ["--router", "sticky", "--seed", "3", "--seed", "4", "--duration", "200ms", "--precision", "0.4"]
     assert main(["capacity", path, *flags, "--json", "-"]) == 0

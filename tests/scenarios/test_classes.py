@@ -58,7 +58,6 @@ def of(path: Path, changes: dict[str, Any]) -> Experiment:
 
 
 def classes(*floors: float | None, **more: Any) -> list[dict[str, Any]]:
-    """As many as there are floors, of equal shares."""
     return [{"name": f"c{n}", "share": 1 / len(floors), "floor": floor, **more} for n, floor in enumerate(floors)]
 
 
@@ -92,9 +91,6 @@ def test_in_overload_who_is_served_gets_what_was_promised() -> None:
     assert (all_in["latency_s"]["p99"] or 0.0) > 1.1 * (found["classes"]["gold"]["latency_s"]["p99"] or 0.0)
 
 
-# --------------------------------------------------------------------------------------------------------- conservation
-
-
 def test_classes_add_up_to_the_whole() -> None:
     found = served()
     parts = found["classes"].values()
@@ -107,14 +103,12 @@ def test_classes_add_up_to_the_whole() -> None:
 
 
 def test_each_class_is_about_as_accurate_as_it_is_promised() -> None:
-    """And not as the other one is: by its own images, whatever the mean of all is."""
     gold, bronze = served()["classes"].values()
     assert gold["expected_accuracy"] == pytest.approx(0.76, abs=0.003)
     assert bronze["expected_accuracy"] == pytest.approx(0.74, abs=0.003)
 
 
 def test_shares_are_drawn_beside_the_arrivals() -> None:
-    """A scenario without classes has the same arrivals."""
     given, plain = experiment(), experiment(classes=[])
     run, other = given.run_spec(5), plain.run_spec(5)
     assert np.array_equal(run.arrivals_ns, other.arrivals_ns)
@@ -126,9 +120,6 @@ def test_shares_are_drawn_beside_the_arrivals() -> None:
     drawn = unequal.class_of(5, 100_000)
     assert drawn is not None
     assert np.bincount(drawn) / 1e5 == pytest.approx([0.1, 0.3, 0.6], abs=0.01)
-
-
-# ------------------------------------------------------------------------------------------------------ classes alike
 
 
 def simulated(config: dict[str, Any], run: dict[str, Any], router: str = "jsq") -> tuple[Any, Any]:
@@ -162,7 +153,6 @@ def test_two_classes_alike_are_one_where_a_block_is_one_image() -> None:
 
 
 def test_a_single_class_is_none() -> None:
-    """Bit for bit, with its floor as the scenario's."""
     plain = of(Path("scenarios/main-mmpp-10g.yaml"), {"duration_s": 20.0})
     single = experiment(classes=[{"name": "all", "share": 1.0, "floor": 0.753}], duration_s=20.0)
     records = []
@@ -195,9 +185,6 @@ def test_blocks_are_of_one_class_and_batches_may_mix() -> None:
     assert any(len({int(mixed[request]) for request in requests}) == 2 for requests in batches)
 
 
-# ----------------------------------------------------------------------------------------------- the bound and capacity
-
-
 def test_the_bound_of_classes_alike_is_that_of_one() -> None:
     alike = experiment(classes=classes(0.75, 0.75, 0.75))
     one, three = FluidModel(alike), FluidModel(alike, classes=alike.scenario.classes)
@@ -207,7 +194,6 @@ def test_the_bound_of_classes_alike_is_that_of_one() -> None:
 
 
 def test_a_programme_is_as_large_as_its_classes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has width tuples of its own: it is refused before they are written down."""
     given = experiment(classes=classes(0.75, 0.75, 0.75))
     monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", fluid_bound.unknowns_of(given, len(given.cluster.router.widths)))
     FluidModel(given)
@@ -243,7 +229,6 @@ def test_no_router_is_below_its_bound(tmp_path: Path) -> None:
 
 
 def test_a_rate_is_read_class_by_class() -> None:
-    """By its own images: at its own tuple each class has just that one's accuracy."""
     given = experiment()
     prior, wide, narrow = given.context.prior, (1.0,) * 4, (0.25,) * 4
     policy = FixedRule(tuples={"gold": wide, "bronze": narrow}).make(given.context)
@@ -253,7 +238,6 @@ def test_a_rate_is_read_class_by_class() -> None:
 
 
 def test_deadlines_and_limits_are_of_each_class() -> None:
-    """One that nobody can break, and one that nobody can keep."""
     promised = [
         {"name": "calm", "share": 0.5, "deadline_s": 60.0, "p99_limit_s": 60.0},
         {"name": "rash", "share": 0.5, "deadline_s": 1e-6, "p99_limit_s": 1e-6},
@@ -272,7 +256,6 @@ def test_a_class_that_nobody_was_of_lacks_nothing() -> None:
 
 
 def test_fixed_tuples_of_classes_are_cheap_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cheapest of each class go together, however many a floor leaves."""
     a, b, c = ((width,) * 4 for width in (1.0, 0.75, 0.25))
     able = {0.76: [a, b], 0.74: [a, b, c]}
     monkeypatch.setattr(tune, "able_tuples", lambda _, floor: able[floor])
@@ -280,10 +263,7 @@ def test_fixed_tuples_of_classes_are_cheap_in_turn(monkeypatch: pytest.MonkeyPat
     params = SimpleNamespace(class_floors=(0.76, 0.74), floor=None)
     evaluator: Any = SimpleNamespace(context=experiment().context, params=params)
     specs: list[Any] = [each.spec for each in tune._tuples(evaluator)]
-    assert [spec.tuples for spec in specs] == [
-        {"gold": a, "bronze": b},
-        {"gold": b, "bronze": c},
-    ]
+    assert [spec.tuples for spec in specs] == [{"gold": a, "bronze": b}, {"gold": b, "bronze": c}]
 
 
 def test_a_rate_is_carried_where_every_class_is_kept_what_it_is_promised() -> None:
@@ -296,7 +276,6 @@ def test_a_rate_is_carried_where_every_class_is_kept_what_it_is_promised() -> No
 
 
 def test_who_breaks_a_class_floor_cannot_win() -> None:
-    """However accurate it is on the whole; a floor is kept to a tenth of a point."""
     slo = SloDocument(floor=None, p99_limit_s=None, window_s=10.0, windows=3)
     slo["classes"] = {name: ClassPromise(floor=floor, p99_limit_s=None) for name, floor in (("a", 0.76), ("b", None))}
     promise = Promise.of(slo)
@@ -323,9 +302,6 @@ def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -
 
     found = attainment_of([judged_of(1, 1, 0, 1), judged_of(1, 0, 1, 0, counts=(1, 1, 1, 0)), (None, None, None)])
     assert found == {"both": 0.5, "floor": 0.5, "p99_limit": None}
-
-
-# ------------------------------------------------------------------------------------------------------ what is refused
 
 
 @pytest.mark.parametrize(
@@ -378,19 +354,12 @@ def test_who_knows_no_classes_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "run" / "comparison.json").exists()
 
 
-# ------------------------------------------------------------------------------------------------------------ commands
-
-
 def test_tables_have_a_line_for_each_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    short = ["--set", "duration_s=3", "--set", "warmup_s=1"]
+    short = ["--set", "duration_s=3", "--set", "warmup_s=1", "--out", str(tmp_path / "run")]
     assert main(["simulate", str(SHIPPED), "--router", "compass", *short]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines if line.startswith(("gold", "bronze"))][:2] == [
-        ["gold", "76.00"],
-        ["bronze", "74.00"],
-    ]
-    out = ["--out", str(tmp_path / "run")]
-    assert main(["compare", str(SHIPPED), "-r", "sticky", "-r", "compass", "-s", "1", "-s", "2", *short, *out]) == 0
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith(("gold", "bronze"))]
+    assert lines[:2] == [["gold", "76.00"], ["bronze", "74.00"]]
+    assert main(["compare", str(SHIPPED), "-r", "sticky", "-r", "compass", "-s", "1", "-s", "2", *short]) == 0
     assert sum(line.split()[1:2] == ["gold"] for line in capsys.readouterr().out.splitlines()) >= 2
     assert main(["report", str(tmp_path / "run")]) == 0
     assert "bronze" in (tmp_path / "run" / "report.html").read_text()

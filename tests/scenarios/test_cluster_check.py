@@ -119,7 +119,6 @@ def test_what_does_not_fit_is_told_of_its_host_and_the_others_are_asked(
 
 
 def test_workers_of_real_devices_need_memory(tmp_path: Path) -> None:
-    """Emulated ones hold no network."""
     text = SCENARIO.replace("model: {accuracy: ACCURACY}", "model: {network: slimresnet-tiny}")
     text = text.replace("device: {emulated: t4}", "device: {kind: cpu}")
     hosts = Answers(alpha=replace(GOOD, free_bytes=10**9 // 2), beta=replace(GOOD, free_bytes=10**9 // 2))
@@ -137,7 +136,6 @@ def test_other_code_of_one_version_is_told() -> None:
 
 
 def test_who_brings_activations_to_a_host_is_the_slowest_of_those_that_may() -> None:
-    """Of one host alone it is its own."""
     slow, fast = (1e-3, 1e8), (2e-3, 1e10)
     found = ClusterMeasurements((), (HostLink("a", "b", *slow), HostLink("c", "b", *fast), HostLink("b", "a", *fast)))
     assert found.into("b") == Link(latency_s=1e-3, bandwidth_bytes_s=1e8)  # a mebibyte takes 11.5 ms, and 2.1
@@ -151,7 +149,6 @@ def test_links_are_the_same_out_of_their_file() -> None:
 
 
 def test_links_between_hosts_are_not_known_before_they_are_measured(tmp_path: Path) -> None:
-    """A simulation by itself says so; it does not take a link for free."""
     path = tmp_path / "two.yaml"
     path.write_text(SCENARIO.replace("ACCURACY", str(ACCURACY)))
     with pytest.raises(InputError, match="`slimsched run` does before it simulates"):

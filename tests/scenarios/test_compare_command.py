@@ -44,7 +44,6 @@ def test_processes_pairs_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_run_folder_that_was_moved_goes_on_where_it_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the scenario that it keeps; nothing is looked for, or made, where it was."""
     write_scenario(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "tiny.yaml"]) == 0
@@ -87,19 +86,6 @@ def test_records_of_long_runs_are_not_kept(
     assert main(["compare", str(path), "--out", str(tmp_path / "r")]) == 0
     assert "slimsched simulate --out" in capsys.readouterr().err
     assert not list((tmp_path / "r").glob("simulation/*"))
-
-
-def test_emulated_devices_are_compared_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What they play is known: no profile needs to lie in the run folder. Twice is once."""
-    text = Path("scenarios/main-mmpp-10g.yaml").read_text()
-    table = Path("scenarios/data/models/slimresnet18-paper.accuracy.json").resolve()
-    text = text.replace("data/models/slimresnet18-paper.accuracy.json", str(table))
-    path = tmp_path / "emulated.yaml"
-    path.write_text(text.replace("duration_s: 120\nwarmup_s: 10", "duration_s: 1\nwarmup_s: 0.1"))
-    command = ["compare", str(path), "--router", "sticky", "--seed", "0", "--engine", "compiled"]
-    for told in ("compare: 1 of 1 run in", "compare: skipped, done before"):
-        assert main([*command, "--out", str(tmp_path / "run")]) == 0
-        assert told in capsys.readouterr().err
 
 
 def test_routers_compare_at_the_floor_where_that_is_asked_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,20 @@ from scipy.special import stdtrit
 from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.metrics.metric_catalogue import COSTS, PAIRED
-from scenarios.metrics.router_comparison import ParetoPoint, bound_accuracies, compare_results, least_cost
+from scenarios.metrics.router_comparison import (
+    ParetoPoint,
+    Promise,
+    RankedRouter,
+    Ranking,
+    bound_accuracies,
+    compare_results,
+    contributions,
+    hypervolume,
+    least_cost,
+    pareto_front,
+    share_covered,
+    worst_corner,
+)
 from scenarios.metrics.run_result import Result
 from scenarios.metrics.statistics import estimate, paired_difference, student_t
 from scenarios.show.comparison_table import comparison_table
@@ -23,7 +37,6 @@ from tests.scenarios.test_result import WINDOW, record, request
 
 
 def result(router: str, seed: int, latency_s: float, **changes: Any) -> Result:
-    """A result with this mean latency."""
     return summary(record(request(0, 3, latency_s), ended_s=20), router=router, seed=seed, **WINDOW, **changes)
 
 
@@ -31,8 +44,7 @@ def test_the_interval_is_students() -> None:
     """The half-width is the 97.5 % quantile of t times the standard error; one value has none."""
     found = estimate([1.0, 2.0, 3.0])
     assert found == {"mean": 2.0, "ci95": pytest.approx(stats.t.ppf(0.975, 2) / 3**0.5)}
-    assert estimate([4.0]) == {"mean": 4.0, "ci95": None}
-    assert estimate([4.0, None]) == {"mean": None, "ci95": None}
+    assert (estimate([4.0]), estimate([4.0, None])) == ({"mean": 4.0, "ci95": None}, {"mean": None, "ci95": None})
 
 
 def test_changes_are_paired_by_seed() -> None:
@@ -40,13 +52,11 @@ def test_changes_are_paired_by_seed() -> None:
     runs = [result("jsq", 1, 2.0), result("random", 0, 2.0), result("random", 1, 4.0), result("jsq", 0, 1.0)]
     rows = {row["router"]: row for row in compare_results(runs)["rows"]}
     assert rows["jsq"]["latency_change_pct"] == {"mean": -50.0, "ci95": 0.0}
-    assert rows["jsq"]["energy_change_pct"]["mean"] == -50.0
-    assert rows["random"]["latency_change_pct"]["mean"] == 0.0
+    assert (rows["jsq"]["energy_change_pct"]["mean"], rows["random"]["latency_change_pct"]["mean"]) == (-50.0, 0.0)
     assert rows["random"]["latency_s"]["mean"]["mean"] == 3.0
 
 
 def test_without_the_baseline_there_is_no_change() -> None:
-    """No baseline, no change: null, and the table still prints."""
     found = compare_results([result("jsq", 0, 1.0)])
     assert found["baseline"] is None
     assert found["rows"][0]["latency_change_pct"] == {"mean": None, "ci95": None}
@@ -57,13 +67,11 @@ def test_without_the_baseline_there_is_no_change() -> None:
 
 
 def test_the_weakest_provenance_counts() -> None:
-    """A comparison rests on all its results."""
     runs = [result("a", 0, 1, provenance=Provenance.MEASURED), result("b", 0, 1, provenance=Provenance.MODELLED)]
     assert compare_results(runs)["provenance"] == "modelled"
 
 
 def test_an_accuracy_that_nobody_measured_is_said() -> None:
-    """One result on the paper's table marks the comparison and its print."""
     runs = [result("a", 0, 1), result("b", 0, 1, accuracy_provenance="paper")]
     found = compare_results(runs)
     assert found["accuracy_provenance"] == "paper"
@@ -71,9 +79,6 @@ def test_an_accuracy_that_nobody_measured_is_said() -> None:
     provenance = {column.header: column.provenance for column in comparison_table(found).columns}
     assert (provenance["accuracy"], provenance["mean latency"]) == ("paper", "datasheet")
     assert comparison_table(compare_results(runs[:1])).title == "toy (datasheet)"
-
-
-# --------------------------------------------------------------------------------------------- pairs, worst, trade-offs
 
 
 def run(router: str, seed: int, accuracy: float, latency_s: float, energy_j: float = 1000.0) -> Result:
@@ -102,8 +107,7 @@ def test_differences_are_between_runs_of_one_seed() -> None:
     assert paired is not None
     assert (paired["against"], [row["router"] for row in paired["rows"]]) == ("random", ["random", "jsq"])
     itself, jsq = paired["rows"]
-    assert itself["latency_mean_s"]["difference"] == {"mean": 0.0, "ci95": 0.0}
-    assert jsq["seeds"] == [1, 0]
+    assert (itself["latency_mean_s"]["difference"], jsq["seeds"]) == ({"mean": 0.0, "ci95": 0.0}, [1, 0])
     assert jsq["latency_mean_s"]["difference"]["mean"] == -2.0
     assert jsq["latency_mean_s"]["percent"]["mean"] == pytest.approx((-50 - 75) / 2)
     assert jsq["latency_mean_s"]["differs"] is False
@@ -156,7 +160,6 @@ def test_fronts_are_of_means_over_seeds() -> None:
 
 
 def test_accuracy_with_noise_where_nothing_better_is_known() -> None:
-    """Where one has no prior all are judged by their labels."""
     labelled: Result = {**run("b", 0, 0.7, 1.0), "expected_accuracy": None}
     found = compare_results([run("a", 0, 0.7, 1.0), labelled])
     assert found["pareto"]["accuracy"] == "accuracy"
@@ -184,3 +187,115 @@ def test_the_gap_is_to_the_bound_at_no_more_accuracy() -> None:
 @pytest.mark.parametrize("freedom", [1, 2, 9, 19, 20, 200])
 def test_students_quantiles_are_those_of_scipy(freedom: int) -> None:
     assert student_t(freedom) == stdtrit(freedom, 0.975)
+
+
+SOME = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=8)  # few values: many ties
+
+
+def points_of(pairs: list[tuple[int, int]]) -> list[ParetoPoint]:
+    return [ParetoPoint(f"r{index}", accuracy / 8, float(cost)) for index, (accuracy, cost) in enumerate(pairs)]
+
+
+@given(SOME)
+def test_the_front_is_what_nobody_beats(pairs: list[tuple[int, int]]) -> None:
+    points = points_of(pairs)
+    expected = {
+        one.name
+        for one in points
+        if not any(
+            (other.accuracy > one.accuracy and other.cost <= one.cost)
+            or (other.accuracy >= one.accuracy and other.cost < one.cost)
+            for other in points
+        )
+    }
+    front = pareto_front(points)
+    assert {point.name for point in front} == expected
+    assert all(a.cost <= b.cost and a.accuracy <= b.accuracy for a, b in pairwise(front))
+
+
+@given(SOME, st.integers(0, 6), st.integers(0, 6))
+def test_hypervolume_counts_covered_cells(pairs: list[tuple[int, int]], accuracy: int, cost: int) -> None:
+    """All values lie on a grid, so the area is a number of cells; whatever the reference."""
+    points, reference = points_of(pairs), ParetoPoint("reference", accuracy / 8, float(cost))
+    cells = sum(
+        any(high >= row + 1 and low <= column for high, low in pairs)
+        for row in range(accuracy, 8)
+        for column in range(cost)
+    )
+    assert hypervolume(points, reference) == pytest.approx(cells / 8)
+
+
+@given(SOME)
+def test_contributions_are_nobody_elses(pairs: list[tuple[int, int]]) -> None:
+    """Never negative, nothing for what is beaten or has a twin, together no more than the whole."""
+    points = points_of(pairs)
+    reference = worst_corner(points)
+    found = contributions(points, reference)
+    assert min(found.values()) >= 0
+    assert sum(found.values()) <= hypervolume(points, reference) + 1e-12
+    front = {point.name for point in pareto_front(points)}
+    assert all(found[point.name] == 0 for point in points if point.name not in front)
+
+
+def test_hypervolume_by_hand_and_by_chance() -> None:
+    """Two steps: 0.2 x 3 and 0.1 x 1 above the reference at 0.7 and 5; a drawn point hits that share of the box."""
+    points = [
+        ParetoPoint("a", 0.8, 1.0),
+        ParetoPoint("b", 0.9, 2.0),
+        ParetoPoint("beaten", 0.75, 4.0),
+        ParetoPoint("c", 0.7, 5.0),
+    ]
+    corner = worst_corner(points)
+    assert (corner.accuracy, corner.cost) == (0.7, 5.0)
+    assert hypervolume(points, corner) == pytest.approx(0.2 * 3 + 0.1 * 1)
+    share = share_covered(points, corner)
+    assert share == pytest.approx(0.7 / 0.8)
+    drawn = np.random.default_rng(0).uniform((0.7, 1.0), (0.9, 5.0), (20_000, 2))
+    hit = np.any([(drawn[:, 0] <= p.accuracy) & (drawn[:, 1] >= p.cost) for p in points], axis=0)
+    assert hit.mean() == pytest.approx(share, abs=0.01)
+    assert contributions(points, corner) == pytest.approx({"a": 0.1, "b": 0.3, "beaten": 0.0, "c": 0.0})
+
+
+def test_what_covers_nothing() -> None:
+    """One router alone, or all of one accuracy: an area of 0, and no share of it."""
+    alone = [ParetoPoint("a", 0.8, 1.0)]
+    assert hypervolume(alone, worst_corner(alone)) == 0
+    assert share_covered(alone, worst_corner(alone)) is None
+    flat = [ParetoPoint("a", 0.8, 1.0), ParetoPoint("b", 0.8, 2.0)]
+    assert share_covered(flat, worst_corner(flat)) is None
+
+
+P99S = (0.0080, 0.0085, 0.0090, 0.0082, 0.0088)
+
+
+def router(name: str, accuracy: float, slower: float = 1.0) -> RankedRouter:
+    values = {seed: slower * p99_s * (1.1 if seed % 2 else 0.9) for seed, p99_s in enumerate(P99S)}
+    own = dict(enumerate(P99S)) if slower == 1.0 else values
+    return RankedRouter(name, accuracy, max(own.values()), own, {})
+
+
+def test_who_is_as_quick_and_less_accurate_has_lost_where_no_floor_is_asked_for() -> None:
+    """No number of runs would tell; with a floor that both keep, accuracy beyond it decides nothing."""
+    routers = [router("ladder", 0.7643), router("own", 0.7299, 1.06), router("near", 0.7638, 1.07)]
+    free = Ranking.by(Promise(), routers)
+    assert free.first == ("ladder", "near")
+    assert Ranking.by(Promise(), routers[:2]).winner is routers[0]
+    assert Ranking.by(Promise(floor=0.7), routers).first == ("ladder", "own", "near")
+    better = [router("quick", 0.73), router("accurate", 0.76, 1.06)]
+    assert Ranking.by(Promise(), better).first == ("quick", "accurate")
+
+
+def test_of_one_run_nobody_wins_by_accuracy_either() -> None:
+    """Without a floor the less accurate one is out, which leaves no tie; but one run tells nothing of chance."""
+    one, other = (
+        RankedRouter(name, top1, p99_s, {0: p99_s}, {}) for name, top1, p99_s in (("a", 0.73, 1), ("b", 0.69, 2))
+    )
+    ranking = Ranking.by(Promise(), [one, other])
+    assert ranking.is_open
+    assert ranking.winner is None
+
+
+def test_a_p99_at_its_limit_keeps_it() -> None:
+    promise = Promise(p99_limit_s=0.1)
+    assert not promise.missed_by(RankedRouter("a", 0.7, 0.1, {0: 0.1}, {}))
+    assert promise.missed_by(RankedRouter("a", 0.7, 0.1001, {0: 0.1001}, {}))

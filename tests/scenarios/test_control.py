@@ -72,7 +72,6 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
 def test_goals_and_routers_are_asked_for_in_their_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each once; what is not given is not asked for."""
     folder, name = RunFolder(tmp_path), str(tmp_path)
     with accept_wishes(folder, SERVERS, may_be_steered=True) as wishes:
         assert list(wishes.steering()) == []

@@ -27,7 +27,6 @@ def experiment() -> Experiment:
 
 
 def finished_ns(experiment: Experiment, name: str, limit_ns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """When each image of a short run was done."""
     cluster = replace(experiment.cluster, router=replace(experiment.cluster.router, max_batching_delay_ns=limit_ns))
     spec = experiment.run_spec(3, duration_s=1.0, detail=False)
     simulation = CompiledSimulation(cluster, spec)

@@ -13,16 +13,20 @@ import pytest
 import torch
 
 from hw.device_settings import DeviceSpec
+from hw.router.server_port import HardwareServer
 from kit.errors import InputError
 from scenarios.executors.device_choice import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
+from scenarios.executors.executor_runs import hardware_servers, on_own_cores, warm_batches
 from scenarios.executors.preflight import require_device
+from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.scenario_keys import DeviceSection
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.job.job_stages import Run
 from slimsched.cli import main
 from tests import tiny
 from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeNvml, FakeNvmlDevice
-from tests.scenarios.files import write_scenario
+from tests.hw.tiny import params
+from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 
 @pytest.fixture
@@ -36,7 +40,6 @@ def two_nvml_devices(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def test_devices_says_what_works_and_why_not(two_nvml_devices: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
-    """A block for each device, a line for each field and fact."""
     assert main(["list", "devices"]) == 0
     first, second, third = ("\ncuda:0", "\ncuda:1", "\ncpu:")
     old, rest = f"\n{capsys.readouterr().out}".removeprefix(first).split(second)
@@ -83,7 +86,6 @@ def test_a_lost_gpu_is_a_line(
 def test_a_lost_gpu_is_told_before_work(
     two_nvml_devices: FakeNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once by a run, which notes it, and by a calibration."""
     two_nvml_devices.nvml_devices[0].lost = True
     said: list[str] = []
     job = Run(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=said.append)
@@ -126,10 +128,47 @@ def test_what_a_scenario_leaves_open_is_measured(given: dict[str, Any], wanted: 
     ],
 )
 def test_a_gpu_serves_as_it_was_calibrated(given: dict[str, Any], wanted: tuple[bool, str, bool]) -> None:
-    """Where the scenario does not say otherwise; a CPU's profile changes nothing."""
     execution = {"memory_format": "contiguous", "dtype": "bfloat16"}
     profile = tiny.profile(execution=execution)
     section = DeviceSection(kind="cuda", vram_gb=1, **given)
     found = as_calibrated(device_spec(section), section, profile)
     assert (found.channels_last, found.dtype, found.graphs) == wanted
     assert as_calibrated(DeviceSpec(), DeviceSection(), profile) == DeviceSpec()
+
+
+def test_sensors_are_what_profiles_say(tmp_path: Path) -> None:
+    path = write_scenario(tmp_path)
+    slow = tiny.profile("slow", segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=0.5)
+    slow = slow.model_copy(update={"sensor": slow.sensor.model_copy(update={"period_s": 0.5})})
+    (tmp_path / "slow.yaml").write_text(slow.to_yaml())
+    servers = hardware_servers(load_experiment(path))
+    assert [server.name for server in servers] == ["fast", "slow"]
+    assert {server.context_idle_w for server in servers} == {slow.power.context_idle_w}
+    assert [server.sensor_period_s for server in servers] == [0.05, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("devices", "machine", "cores"),
+    [
+        (("cuda", "cuda"), 12, [(1, 2, 3, 4, 5), (6, 7, 8, 9, 10)]),
+        (("cuda", (1, 2)), 8, [(3, 4, 5, 6, 7), (1, 2)]),  # the router's is the first that nobody names
+        (("cuda", (0,), (5, 6)), 9, [(2, 3, 4, 7, 8), (0,), (5, 6)]),
+        (("cuda", "cuda"), 10, [(), ()]),
+        (("cuda", ()), 16, [(), ()]),  # whoever may run anywhere leaves nobody a core
+        (((0,), (1,)), 16, [(0,), (1,)]),
+    ],
+)
+def test_gpus_have_cores_to_themselves_where_there_are_enough(
+    devices: tuple[str | tuple[int, ...], ...], machine: int, cores: list[tuple[int, ...]]
+) -> None:
+    specs = [
+        DeviceSpec(kind="cuda") if device == "cuda" else DeviceSpec(cores=tuple(map(int, device))) for device in devices
+    ]
+    servers = [HardwareServer(f"s{place}", spec, params(), 0.0, 0.0) for place, spec in enumerate(specs)]
+    assert [server.device.cores for server in on_own_cores(servers, range(machine))] == cores
+
+
+def test_every_size_of_few_is_warmed_up_and_of_many_the_powers_of_two() -> None:
+    assert warm_batches(5) == (1, 2, 3, 4, 5)
+    assert warm_batches(100) == (1, 2, 4, 8, 16, 32, 64, 100)
+    assert warm_batches(64) == (1, 2, 4, 8, 16, 32, 64)

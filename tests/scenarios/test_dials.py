@@ -53,7 +53,6 @@ def on(
 
 @pytest.mark.parametrize("at", [-3.0, -0.3, 0.0, 0.7, 4.0])
 def test_a_dial_is_set_where_a_rising_curve_has_the_floor(at: float) -> None:
-    """And hardly above it; what is judged there comes with it."""
     found = find_dial(on(lambda by: FLOOR + 0.01 * (by - at) + 0.001 * np.sin(by - at)), FLOOR)
     assert found.is_kept
     assert 0.0 <= found.judged.accuracy - FLOOR < CLOSE / 100
@@ -83,13 +82,8 @@ def test_steps_and_waves_leave_a_dial_that_keeps_the_floor(curve: Curve) -> None
 
 
 def test_of_those_that_keep_it_one_that_serves_all_comes_first() -> None:
-    """Below it the floor is kept, too, but for what is lost."""
     found = find_dial(on(lambda by: 0.7525 + 0.001 * by, lambda by: float(by < 0.0)), FLOOR)
     assert found.by == 0.0
-
-
-# --------------------------------------------------------------------------------------------------------------
-# experiments
 
 
 def experiment_of(folder: Path, **changes: object) -> Experiment:
@@ -105,7 +99,6 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 @pytest.mark.parametrize("kind", [kind for kind in TUNED if kind != "fixed"])
 def test_above_0_every_kind_is_more_accurate(experiment: Experiment, kind: str) -> None:
-    """And has no goals of its own, that would undo it."""
     load = KINDS[kind].load()
     scorer, spec, run = Scorer(experiment), load(), SampledRun(3, duration_s=4.0)  # milp begins with the cheapest
 
@@ -117,11 +110,7 @@ def test_above_0_every_kind_is_more_accurate(experiment: Experiment, kind: str) 
 
 
 def test_who_chooses_no_width_by_a_number_has_no_dial(experiment: Experiment) -> None:
-    for spec in (
-        FixedRule(),
-        PaperRandom(),
-        parse_router_name("jsq"),
-    ):
+    for spec in (FixedRule(), PaperRandom(), parse_router_name("jsq")):
         assert spec.dialled(1.0, experiment.context) is None
 
 
@@ -164,7 +153,6 @@ def test_routers_come_to_one_accuracy_on_the_very_runs(experiment: Experiment, r
 
 @pytest.mark.parametrize("each_s", [0.0, 3e-4])
 def test_what_is_judged_is_what_is_compared(experiment: Experiment, each_s: float) -> None:
-    """With what a router's own decisions take, too."""
     timed = experiment.with_decision_times({"ladder": each_s})
     found = EqualRuns(timed, (0,)).at_floor("ladder", FLOOR)
     assert found.by is not None
@@ -181,9 +169,6 @@ def test_a_router_without_a_dial_is_as_it_is(experiment: Experiment, router: str
     assert found.mean("accuracy") != pytest.approx(FLOOR, abs=2e-3)
 
 
-# ------------------------------------------------------------------------------------------------------------- Compass
-
-
 def off(experiment: Experiment, rule: RuleSpec) -> float:
     """By how much a rule misses the floor without its control, on runs that its level was not set on."""
     scorer, dialled = Scorer(experiment), rule.dialled(0.0, experiment.context)
@@ -192,7 +177,6 @@ def off(experiment: Experiment, rule: RuleSpec) -> float:
 
 
 def test_compass_by_name_starts_where_it_about_has_the_floor(tmp_path: Path) -> None:
-    """Whatever level it was given: here ones that are far off, either way."""
     experiment = experiment_of(tmp_path, tuning={"floor": FLOOR}, duration_s=6.0)
     rule = experiment.compass
     assert off(experiment, rule) < 0.002
@@ -223,7 +207,6 @@ def test_a_floor_that_no_dial_keeps_leaves_it_as_it_is(experiment: Experiment) -
 def test_a_cluster_that_has_no_compiled_router_leaves_it_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its table of transfers would be too large, say; Python would take minutes."""
     monkeypatch.setattr("policies.router_plans.MAX_TRANSFERS", 0)
     experiment = experiment_of(tmp_path, tuning={"floor": FLOOR})
     assert experiment.compass == CompassRule()

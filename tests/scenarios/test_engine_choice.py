@@ -6,19 +6,26 @@ And what needs more memory than the machine has is refused before anything is dr
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.jit_cache import is_kept
+from policies.vocabulary import Decide
 from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.experiment.scenario_building import load_experiment, make_experiment
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.job import comparing_stage
+from scenarios.job import comparing_stage, main_job
+from scenarios.job.main_job import compiling_ahead
 from scenarios.metrics.run_result import Result, Simulator
 from scenarios.runs import fluid_bound, simulated_runs
 from scenarios.runs.fluid_bound import require_solvable
 from scenarios.runs.simulated_runs import SHORT_IMAGES, SHORT_IMAGES_UNKEPT, engine_of, simulate_all
+from sim.compiled.compiled_simulation import CompiledSimulation
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -37,7 +44,6 @@ def make_compiled_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_compiled_engine_must_repay_its_beginning(
     is_kept: bool, short: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the images of all runs; an engine by name is taken at its word."""
     experiment = experiment_of(tmp_path)
     monkeypatch.setattr(simulated_runs, "is_kept", lambda *_: is_kept)
     assert [engine_of(experiment, "auto", short // 200 + more) for more in (0, 1)] == ["simpy", "compiled"]
@@ -58,7 +64,6 @@ def of_command(path: Path, command: str, *flags: str) -> tuple[str, dict[str, An
 def test_what_the_compiled_engine_cannot_do_simpy_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And says so: it takes long, as else it would not have been thought of."""
     make_compiled_quicker(monkeypatch)
     monkeypatch.setattr("sim.compiled.compiled_run.MAX_NS", 60_500_000_000)  # with the limit of draining: half a second
     path = write_scenario(tmp_path)
@@ -101,8 +106,6 @@ def test_a_comparison_goes_on_with_the_engine_that_began_it(
     assert made == ([("jsq", began), ("random", began)] if is_interrupted else [])  # the first is told, not made
 
 
-# -------------------------------------------------------------------------------------------------------- too much
-
 RATE, LENGTH = "{kind: poisson, rate_img_s: 200}", "duration_s: 1\n"
 
 
@@ -137,7 +140,6 @@ def test_too_much_for_the_machine_is_refused_before_it_is_drawn(
 def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program grows with the square of the servers."""
     path = write_scenario(tmp_path)
     require_solvable(load_experiment(path))
     monkeypatch.setattr(fluid_bound, "MAX_UNKNOWNS", 10.0)
@@ -146,3 +148,63 @@ def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
         assert "the bound on 2 servers is a program of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main(["simulate", str(path)]) == 0  # whether it is overloaded is not asked then
+
+
+class Started:
+    """Processes that are started in place of the compilation."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.asked: list[list[str]] = []
+        self._popen = subprocess.Popen
+
+    def __call__(self, words: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+        self.asked.append(words)
+        self.processes.append(self._popen([sys.executable, "-c", self.program], **streams))
+        return self.processes[-1]
+
+
+def begun(monkeypatch: pytest.MonkeyPatch, program: str, *, kept: bool) -> Started:
+    started = Started(program)
+    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setattr(main_job, "is_kept", lambda *_: kept)
+    return started
+
+
+def test_a_process_compiles_until_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, said = begun(monkeypatch, "import time; time.sleep(0.5)", kept=False), list[str]()
+    with compiling_ahead(said.append) as wait:
+        wait()
+        assert started.processes[0].returncode == 0
+    assert started.asked == [[sys.executable, "-m", "scenarios.job.main_job"]]
+    assert said[1:] == ["compile: still running; the job waits for it"]
+
+
+def test_a_job_that_ends_before_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = begun(monkeypatch, "import time; time.sleep(5)", kept=False)
+    with pytest.raises(KeyboardInterrupt), compiling_ahead(lambda _: None):
+        raise KeyboardInterrupt
+    assert started.processes[0].returncode == -9
+
+
+def test_kept_code_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, said = begun(monkeypatch, "", kept=True), list[str]()
+    with compiling_ahead(said.append) as wait:
+        wait()
+    assert (started.asked, said) == ([], [])
+
+
+def test_what_it_compiles_is_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, steps = list[int](), list[int]()
+    advance = CompiledSimulation.advance
+
+    def counted(simulation: CompiledSimulation) -> Decide | None:
+        steps.append(1)
+        return advance(simulation)
+
+    monkeypatch.setattr(os, "nice", given.append)
+    monkeypatch.setattr(CompiledSimulation, "advance", counted)
+    main_job.main()
+    assert (given, steps) == ([main_job.LOWEST_PRIORITY], [1])
+    assert is_kept("sim.compiled.event_loop", "run_cluster")

@@ -26,7 +26,6 @@ def compare(scenario: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of what looked at them last; what is made again tells of what made it again, and of nothing else."""
     scenario = write_scenario(tmp_path)
     before = compare(scenario, "--seed", "0")
     assert before["schema"] == ENVIRONMENT_SCHEMA

@@ -43,7 +43,6 @@ def test_an_error_is_one_line(error: BaseException, code: int, said: str, capsys
 
 
 def test_an_unknown_error_is_no_ones_mistake() -> None:
-    """It keeps its traceback: it has to be mended here."""
     with pytest.raises(ZeroDivisionError):
         exit_code("made", lambda: 1 // 0)
 
@@ -97,8 +96,7 @@ def test_ctrl_c_ends_a_compilation_that_hears_no_signal() -> None:
         assert child.stdout.readline().startswith("compiling the engine")
         child.send_signal(signal.SIGINT)
         _, told = child.communicate(timeout=30)
-    assert child.returncode == 130
-    assert told.strip() == "slimsched: interrupted while compiling"
+    assert (child.returncode, told.strip()) == (130, "slimsched: interrupted while compiling")
 
 
 @pytest.fixture

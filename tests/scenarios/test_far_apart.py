@@ -41,7 +41,6 @@ DOWN = {"server": "s", "cause": "planned", "planned": True, "down_s": 1.0, "up_s
 
 
 def result(latency_s: float, images: int = MIN_IMAGES, **changes: Any) -> Result:
-    """So many images, each with this latency."""
     found = summary(record(*(request(i, 3, latency_s) for i in range(images)), ended_s=20), **WINDOW)
     return {**found, **changes}  # type: ignore[typeddict-item]
 
@@ -54,12 +53,10 @@ def run(simulated_s: float, hardware_s: float, images: int = MIN_IMAGES, **place
     ("simulated_s", "hardware_s", "is_far"), [(1.4, 1.0, False), (1.6, 1.0, True), (1.0, 1.9, False), (1.0, 2.1, True)]
 )
 def test_far_is_an_error_of_more_than_half(simulated_s: float, hardware_s: float, is_far: bool) -> None:
-    """As tables have it: relative to executors, of either sign."""
     assert bool(far_runs([run(simulated_s, hardware_s)])) is is_far
 
 
 def test_one_run_alone_stops_nothing_and_one_that_is_near_clears_all() -> None:
-    """In whatever order: what has passed once is never stopped when it is resumed."""
     far, near = run(1.0, 3.0), run(1.0, 1.1)
     assert not is_hopeless([far])
     assert is_hopeless([far, far])
@@ -82,7 +79,6 @@ def test_what_tells_nothing_of_a_profile_is_left_out() -> None:
 
 
 def test_the_message_says_what_why_and_what_to_do() -> None:
-    """One line: errors, likely causes, remedies."""
     runs = [run(0.010, 0.030, load=0.5), run(0.010, 0.030, load=0.5, router="jsq", repeat=1)]
     document = validate_results(runs, Provenance.MEASURED)
     document["far_apart"] = {"made": 2, "planned": 9, "runs": far_runs(runs), "kept": ".stages/validate-0.json"}
@@ -96,9 +92,6 @@ def test_the_message_says_what_why_and_what_to_do() -> None:
         "machine, or it can't carry the load. To measure these runs again remove .stages/validate-0.json in the run "
         "folder. To continue anyway: --set validate.go_on=true. Everything that was made is kept"
     )
-
-
-# --------------------------------------------------------------------------------------------------------- the campaign
 
 
 class Bench:
@@ -128,7 +121,6 @@ class Bench:
 
     @property
     def memo(self) -> Memo:
-        """As the next command finds it."""
         return self.folder.memo("validate", "0" * 12)
 
 
@@ -177,18 +169,8 @@ def test_the_command_prints_its_tables_and_fails(
 
     monkeypatch.setattr(validation_stage, "validate", made)
     scenario = write_scenario(tmp_path)
-    words = [
-        "validate",
-        str(scenario),
-        "--out",
-        str(tmp_path / "run"),
-        "-q",
-        "-r",
-        "jsq",
-        "--set",
-        "validate.go_on=true",
-    ]
-    assert main(words) == 1
+    words = ["validate", str(scenario), "--out", str(tmp_path / "run"), "-r", "jsq", "--set", "validate.go_on=true"]
+    assert main([*words, "-q"]) == 1
     streams = capsys.readouterr()
     assert "random" in streams.out
     assert streams.err.splitlines()[-1].startswith("slimsched: validate: stopped after 2 runs on executors of 9")

@@ -55,17 +55,14 @@ HARDWARE: Any = {"mode": "executors", "engine": "torch"}
 
 
 def result(router: str, latency_s: float, seed: int = 0, **changes: Any) -> Result:
-    """A result with this mean latency."""
     return summary(record(request(0, 3, latency_s), ended_s=20), router=router, seed=seed, **WINDOW, **changes)
 
 
 def pair(router: str, simulated_s: float, hardware_s: float, seed: int = 0, **place: Any) -> ValidationRun:
-    """One router's run in simulation and on executors."""
     return validation_run(result(router, simulated_s, seed), result(router, hardware_s, seed, **HARDWARE), **place)
 
 
 def repeats(router: str, simulated_s: float, hardware_s: list[float], **place: Any) -> list[ValidationRun]:
-    """Repeats of one trace: one simulation."""
     return [pair(router, simulated_s, each, repeat=number, **place) for number, each in enumerate(hardware_s)]
 
 
@@ -74,7 +71,6 @@ def validated(*runs: ValidationRun, ranges: Predictions = MappingProxyType({})) 
 
 
 def spanning(low: float, median: float, high: float) -> Ranges:
-    """Every latency and the throughput predicted to be so."""
     return {each.stem: Range(low=low, median=median, high=high) for each in PREDICTED}
 
 
@@ -162,7 +158,6 @@ def test_so_many_values_at_least_lie_in_honest_ranges(number: int) -> None:
 
 @pytest.mark.parametrize("draw", ["normal", "standard_cauchy"])
 def test_a_range_of_new_runs_holds_nine_tenths_of_further_ones(draw: str) -> None:
-    """Of any distribution."""
     values = getattr(np.random.default_rng(0), draw)(size=(5_000, NEW_RUNS + 1))
     found = [range_of_new_runs(value[:-1].tolist()) for value in values]
     held = [of is not None and of["low"] <= each[-1] <= of["high"] for of, each in zip(found, values, strict=True)]
@@ -231,7 +226,6 @@ def test_repeats_of_one_seed_are_no_new_evidence() -> None:
 
 
 def test_single_runs_separate_nothing() -> None:
-    """Without intervals nobody knows which routers differ."""
     (found,) = validated(pair("a", 1, 1), pair("b", 2, 2))["ranking"]
     assert (found["tau"], found["separated_pairs"], found["tau_separated"], found["met"]) == (1.0, 0, None, None)
 
@@ -249,11 +243,7 @@ def saturated(
 def test_saturated_throughput() -> None:
     """Promised within 2 %; where simulation and executors kept up with the arrivals nothing is judged; who kept up is
     said."""
-    runs = [
-        saturated("a", 203, 200),
-        saturated("b", 230, 200, (0.01, 0.2)),
-        saturated("c", 200, 200, (0.01, 0.02)),
-    ]
+    runs = [saturated("a", 203, 200), saturated("b", 230, 200, (0.01, 0.2)), saturated("c", 200, 200, (0.01, 0.02))]
     found = validated(pair("a", 1, 1), *runs)
     assert [row["met"] for row in found["saturated"]] == [True, False, None]
     assert found["saturated"][0]["error_pct"] == pytest.approx(1.5)
@@ -293,7 +283,6 @@ def test_stages_of_both_experiments_stand_in_one_cell() -> None:
 
 
 def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any) -> ValidationRun:
-    """A pair during whose executor run others took so much."""
     return pair(router, 1, 1, background_load={"programs": programs, "stolen": stolen}, **place)
 
 
@@ -311,7 +300,6 @@ def late(p99_s: float, **place: Any) -> ValidationRun:
 
 
 def cell_of(table: Table, head: str) -> str:
-    """What its only row has under a head."""
     (row,) = table.rows
     return str(row[[column.header for column in table.columns].index(head)])
 
@@ -369,7 +357,6 @@ def test_a_result_says_what_its_processes_took() -> None:
 
 @given(st.lists(st.sampled_from([0.3, 0.6, 0.8, 0.9]), max_size=6))
 def test_the_middle_load_is_one_of_them(loads: list[float]) -> None:
-    """As many loads above it as below, or one more."""
     middle = middle_load([*loads, None])
     if middle is None:
         assert not loads

@@ -180,7 +180,6 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     ],
 )  # fmt: skip
 def test_one_bit_of_a_file_makes_anew_what_reads_it(file: str, stages: set[str], folder: Path) -> None:
-    """And nothing else."""
     scenario = load_scenario(folder / "own.yaml")
     before = fingerprints(scenario, folder)
     assert before.keys() == ALL
@@ -203,7 +202,6 @@ def test_one_bit_of_a_file_makes_anew_what_reads_it(file: str, stages: set[str],
     ],
 )
 def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: Path) -> None:
-    """A network that is trained, its table, a profile and a trace."""
     (folder / "given-scenario.yaml").write_text(GIVEN)
     scenario = load_scenario(folder / "given-scenario.yaml")
     before = fingerprints(scenario, folder)
@@ -230,7 +228,6 @@ def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: 
     ],
 )
 def test_a_key_makes_anew_what_reads_it(old: str, new: str, stages: set[str], folder: Path) -> None:
-    """And nothing else: what another router is, no training asks."""
     before = fingerprints(load_scenario(folder / "own.yaml"), folder)
     assert OWN.count(old) == 1
     (folder / "own.yaml").write_text(OWN.replace(old, new))
@@ -238,7 +235,6 @@ def test_a_key_makes_anew_what_reads_it(old: str, new: str, stages: set[str], fo
 
 
 def test_what_is_charged_for_decisions_makes_simulations_anew(folder: Path) -> None:
-    """And no training, which charges none."""
     scenario = load_scenario(folder / "own.yaml")
     found = [fingerprints(scenario, folder, ("jsq", each_s)) for each_s in (1e-4, 2e-4)]
     assert changed(*found) == {"compare", "validate"}
@@ -251,7 +247,6 @@ def test_a_dial_makes_a_comparison_anew(folder: Path) -> None:
 
 
 def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it changed is in it."""
     scenario = load_scenario(folder / "own.yaml")
     before = fingerprints(scenario, folder)
     monkeypatch.setattr(job_stages, "version_of", lambda _: "0.2.0")
@@ -259,7 +254,6 @@ def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_where_files_lie_and_what_is_remarked_makes_nothing_anew(folder: Path) -> None:
-    """What is in a file counts, not its place; and of code what it does."""
     before = fingerprints(load_scenario(folder / "own.yaml"), folder)
     (folder / "curves").rename(folder / "elsewhere")
     (folder / "own.yaml").write_text(OWN.replace("curves/", "elsewhere/"))

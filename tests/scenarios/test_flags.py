@@ -16,11 +16,7 @@ from slimsched import arguments
         (arguments.duration_s, "1ms", 0.001),
         (arguments.duration_s, "1e7", 1e7),
         (arguments.duration_s, "0", 0.0),
-        (
-            lambda text: text and getattr(arguments.network_of(text), "label", None),
-            'a:B {"a":[1]}',
-            'a:B {"a": [1]}',
-        ),
+        (lambda text: text and getattr(arguments.network_of(text), "label", None), 'a:B {"a":[1]}', 'a:B {"a": [1]}'),
         (arguments.changes_of, ["a.b=[1, 2]", "c=x"], {"a.b": [1, 2], "c": "x"}),
     ],
 )
@@ -38,7 +34,6 @@ def test_what_is_taken(flag: Callable[[Any], Any], text: Any, value: Any) -> Non
     ],
 )
 def test_what_is_refused(flag: Callable[[Any], Any], text: Any) -> None:
-    """In words that fit into a line."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         flag(text)
     assert len(str(caught.value)) < 250

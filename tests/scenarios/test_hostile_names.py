@@ -34,7 +34,9 @@ SCRIPT = (Path(report.__file__).parent / "templates" / "page.js").read_text(enco
 
 
 class Page(HTMLParser):
-    """Which elements and attributes are in a page, and all its text."""
+    """What is in a page: elements, attributes and text, which tags are open at its end, and addresses."""
+
+    VOID = frozenset({"meta", "br", "hr", "img", "link"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -42,23 +44,26 @@ class Page(HTMLParser):
         self.attributes: set[str] = set()
         self.policy: str | None = ""
         self.text = ""
-        self.scripts: list[str] = []
-        self._in_script = False
+        self.open: list[str] = []
+        self.scripts, self.fetched, self.linked = list[str](), list[str](), list[str]()
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.add(tag)
-        self._in_script = tag == "script"
+        if tag not in self.VOID:
+            self.open.append(tag)
         self.attributes |= {name for name, _ in attrs}
         if ("http-equiv", "Content-Security-Policy") in attrs:
             self.policy = dict(attrs)["content"]
+        found = [f"{value}" for name, value in attrs if name in ("src", "href", "xlink:href", "data", "srcset")]
+        (self.linked if tag == "a" else self.fetched).extend(found)
 
     def handle_endtag(self, tag: str) -> None:
-        self._in_script = False
+        assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         self.text += data
-        if self._in_script:
+        if self.open[-1:] == ["script"]:
             self.scripts.append(data)
 
 
@@ -76,7 +81,6 @@ def hostile(path: Path, name: str) -> Page:
 
 
 def named(name: str) -> Profile:
-    """A profile with that name, of a device with that name."""
     profile = tiny.profile(segments=2)
     device = profile.device.model_copy(update={"name": name})
     return profile.model_copy(update={"name": name, "device": device})
@@ -99,8 +103,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 def test_a_page_has_no_element_of_a_names_making(evil: Page, plain: Page) -> None:
     """The elements and attributes are those of a page with plain names; the names are in its text."""
-    assert evil.elements == plain.elements
-    assert evil.attributes == plain.attributes
+    assert (evil.elements, evil.attributes) == (plain.elements, plain.attributes)
     assert evil.text.count(SEEN.removesuffix("\\n")) > 10
     assert "\x1b" not in evil.text
     assert "\x00" not in evil.text
@@ -120,7 +123,6 @@ def test_a_page_may_fetch_nothing_and_run_our_script_alone(plain: Page) -> None:
 
 
 def drawn(figure: Figure) -> list[str]:
-    """Every text of a picture, in its SVG file as in a page."""
     return [text.text or "" for text in ElementTree.fromstring(charts.to_svg(figure)).iter(f"{SVG}text")]
 
 
@@ -152,7 +154,6 @@ def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
 
 @pytest.mark.parametrize("chart", CHARTS)
 def test_a_picture_says_names_as_they_are(chart: str) -> None:
-    """None is a formula, and none is missing for its first letter."""
     texts = drawn(of_routers(SHORT)[chart])
     assert [name for name in SHORT if name not in texts] == []
 
@@ -166,11 +167,7 @@ def test_a_picture_of_names_that_no_file_may_hold_is_whole(chart: str) -> None:
     assert SEEN * 3 in "".join(texts)
 
 
-# ------------------------------------------------------------------------------------------------------- a terminal
-
-
 def test_a_table_keeps_its_lines() -> None:
-    """A line break in a name begins no row, and a terminal obeys no name."""
     text = to_text([Table(columns("router", "x"), [["a\nb\x1b[2J\u202e\x9b", "1"], ["c", "2"]])])
     assert len(text.splitlines()) == 4
     assert "a\\nb\\x1b[2J\\u202e\\x9b" in text

@@ -6,23 +6,37 @@ import dataclasses
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kit.errors import InputError
 from policies.faults import PLANNED, Outage
 from policies.run_records import LoggedStep, RunRecord
-from policies.vocabulary import RequestsReturned
+from policies.vocabulary import RequestsReturned, ReturnRequests
 from scenarios.metrics.run_result import Result
+from scenarios.runs import run_store
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.run_store import INCARNATIONS_FILE, LOG_FILE, read_incarnations, read_log, write_cores, write_run
+from scenarios.runs.run_store import (
+    INCARNATIONS_FILE,
+    LOG_FILE,
+    read_incarnations,
+    read_log,
+    read_runs,
+    read_table,
+    timeline,
+    write_cores,
+    write_run,
+)
 from sim.simulated_cluster import Simulation
 from slimsched.cli import main
 from tests import tiny
 from tests.replay.logs import apart
-from tests.scenarios.folders import summary
+from tests.scenarios.folders import simulated, summary
 
 NS = 1_000_000_000
 PLACE = "executors/random-seed0"
@@ -67,7 +81,6 @@ def _incarnation_file(number: int) -> str:
 
 
 def test_every_log_comes_back(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
-    """With what the router noted of each incarnation."""
     _, record = made
     assert tuple(read_log(folder / PLACE / LOG_FILE)) == record.log
     incarnations = read_incarnations(folder, PLACE)
@@ -129,8 +142,7 @@ def test_a_log_of_a_life_that_is_not_whole_is_told(
         assert code == 1
         assert f"{PLACE}/{path.name}: incomplete: " in said
         assert f" of {lines} steps" in said
-        assert len(said.splitlines()) == 1
-        assert ("(the file is missing)" in said) == (not path.exists())
+        assert (len(said.splitlines()), "(the file is missing)" in said) == (1, not path.exists())
         path.write_bytes(whole)
     assert _replay(folder, capsys)[0] == 0
 
@@ -156,13 +168,11 @@ def _with_more_heard(record: RunRecord) -> RunRecord:
 
 def _with_a_step_twice(record: RunRecord) -> RunRecord:
     *others, last = record.worker_logs
-    returned = next(step for step in last.steps if "ReturnRequests" in map(_name, step.commands))
+    returned = next(
+        step for step in last.steps if any(isinstance(command, ReturnRequests) for command in step.commands)
+    )
     again: tuple[LoggedStep, ...] = (*last.steps, returned)
     return dataclasses.replace(record, worker_logs=(*others, dataclasses.replace(last, steps=again)))
-
-
-def _name(word: object) -> str:
-    return type(word).__name__
 
 
 @pytest.mark.parametrize(
@@ -188,7 +198,6 @@ def test_logs_that_do_not_fit_are_told(
 
 
 def test_logs_of_an_earlier_run_in_its_place_go(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
-    """A user's file stays."""
     result, record = made
     elsewhere = "executors/random-load0.8-seed0"
     write_run(folder, result, record, point="load0.8")
@@ -201,3 +210,74 @@ def test_logs_of_an_earlier_run_in_its_place_go(folder: RunFolder, made: tuple[R
     write_run(folder, result, dataclasses.replace(record, log=(), worker_logs=()))
     assert [path.name for path in (folder / PLACE).glob("events*")] == [mine.name]
     assert not (folder / PLACE / INCARNATIONS_FILE).exists()
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[object, RunRecord]:
+    """One short run with its log."""
+    return simulated("fixed:1,1@jsq", 3, rate=100, keep_log=True)
+
+
+def test_records_come_back(tmp_path: Path, run: tuple[object, RunRecord]) -> None:
+    result, record = run
+    record = replace(record, references=((0, 7, 4e-5), (1, 9, 6e-5)))
+    write_run(RunFolder(tmp_path), result, record)  # type: ignore[arg-type]
+    (stored,) = read_runs(RunFolder(tmp_path))
+    assert stored.result == result
+    assert stored.columns("speed") == {"server": [0, 1], "read_ns": [7, 9], "reference_s": [4e-5, 6e-5]}
+    requests = stored.columns("requests")
+    assert requests["widths"] == [list(request.widths) for request in record.requests]
+    assert requests["finished_ns"] == [request.finished_ns for request in record.requests]
+    assert stored.columns("micro_batches")["reward_latency"] == [
+        micro_batch.reward.latency for micro_batch in record.micro_batches
+    ]
+    assert len(stored.columns("batches")["batch"]) == len(record.batches)
+    assert stored.columns("nothing") == {}
+
+
+@pytest.mark.parametrize("text, line", [("{\n", 1), ('{"now_ns": 1, "core": "router"}\n', 1)])
+def test_a_broken_log_names_its_line(tmp_path: Path, text: str, line: int) -> None:
+    with gzip.open(tmp_path / "x.gz", "wt") as file:
+        file.write(text)
+    with pytest.raises(InputError, match=f"line {line}"):
+        list(read_log(tmp_path / "x.gz"))
+
+
+def test_the_timeline_has_a_track_for_each_instance(run: tuple[object, RunRecord]) -> None:
+    """Each batch is a span of its server and instance, each decision of the router's; no instance runs two at once."""
+    _, record = run
+    spans = [event for event in timeline(record)["traceEvents"] if event["ph"] == "X"]
+    router = len(record.servers)
+    assert sum(span["pid"] == router for span in spans) == len(record.micro_batches)
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for span in spans:
+        if span["pid"] != router:
+            tracks.setdefault((span["pid"], span["tid"]), []).append((span["ts"], span["ts"] + span["dur"]))
+    assert sum(map(len, tracks.values())) == len(record.batches)
+    for times in tracks.values():
+        ordered = sorted(times)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(ordered))
+
+
+def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not a table of a record is told, and a table that says it is endless is not read."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "requests.parquet"
+    for content in (b"", b"PAR1", b"PAR1" + bytes(1000) + b"PAR1", bytes(5000)):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="not a Parquet table, or damaged"):
+            read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived": [1]}), path)
+    with pytest.raises(InputError, match="no column 'arrived_ns'; did you mean 'arrived'"):
+        read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived_ns": ["now"]}), path)
+    with pytest.raises(InputError, match="arrived_ns: holds something that is not a number"):
+        read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
+    monkeypatch.setattr(run_store, "MAX_VALUES", 10)
+    with pytest.raises(InputError, match=r"11 rows of 1 columns; expected at most 10 values"):
+        read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived_ns": [1, None], "status": ["a", "b"]}), path)
+    assert read_table(path, "arrived_ns", "status") == {"arrived_ns": [1, None], "status": ["a", "b"]}

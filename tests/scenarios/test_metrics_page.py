@@ -42,7 +42,6 @@ def section(title: str) -> list[list[str]]:
 
 
 def explained(title: str) -> set[str]:
-    """All names in the first cells of a section's tables."""
     return {name for row in section(title) for name in re.findall("`([^`]+)`", row[0])}
 
 
@@ -57,7 +56,6 @@ def test_the_page_is_what_the_catalogue_says() -> None:
 
 
 def test_every_key_of_a_result_is_explained_and_no_other(result: Result) -> None:
-    """Numbers by the catalogue, each where it lies in a result; the rest by hand."""
     numbers = explained("Result: `slimsched.result/1`")
     assert numbers == {".".join(measure.keys) for measure in MEASURES.values()}
     assert numbers | explained("Other keys") == set(places(dict(result)))
@@ -66,7 +64,6 @@ def test_every_key_of_a_result_is_explained_and_no_other(result: Result) -> None
 
 
 def places(found: dict[str, Any]) -> Iterator[str]:
-    """The paths of a result's numbers, and its other keys."""
     measured = {measure.keys[0] for measure in MEASURES.values()}
     for key, value in found.items():
         yield from (f"{key}.{part}" for part in value) if key in measured and isinstance(value, dict) else (key,)
@@ -85,7 +82,6 @@ def test_every_key_of_a_document_is_explained_and_no_other(title: str, document:
 
 
 def test_every_key_of_a_bound_is_explained_and_no_other(tmp_path: Path) -> None:
-    """And of its estimate for a load that moves."""
     flash = "{kind: flash, rate_img_s: 200, at_s: 0.5, rise_s: 0, peak_s: 0.2, fall_s: 0}"
     scenario, title = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash), "Bound: `slimsched.bound/2`"
     assert main(["bound", str(scenario), "--quiet", "--json", str(tmp_path / "found.json")]) == 0
@@ -121,14 +117,10 @@ def test_every_column_is_explained_and_no_other(result: Result) -> None:
     measures = {name for of in (*MEASURES.values(), *OF_SERVERS) for name in (of.header, of.title)}
     patterns = explained("Columns of the tables")
     others = heads - measures - {"router", "server", *(name.replace("_", " ") for name in STAGES)}
-    used = {head: {name for name in names_of(head, measures) if name in patterns} for head in others}
+    names = {head: {head, *(head.replace(measure, "...") for measure in measures)} for head in others}
+    used = {head: each & patterns for head, each in names.items()}
     assert [head for head, names in used.items() if not names] == []
     assert patterns == set().union(*used.values())
-
-
-def names_of(head: str, measures: set[str]) -> set[str]:
-    """What the page may call a column."""
-    return {head, *(head.replace(measure, "...") for measure in measures)}
 
 
 def test_no_cell_is_longer_than_can_be_read() -> None:
@@ -145,7 +137,6 @@ def test_what_a_measure_is_called_tells_where_it_lies(result: Result) -> None:
 
 
 def test_no_two_columns_of_a_table_have_one_head(result: Result) -> None:
-    """But for those that belong to the column before them."""
     for table in shown_tables(result):
         titles = [found.title for found in table.columns if found.header not in ("allowed", "change")]
         assert len(titles) == len(set(titles)), table.title

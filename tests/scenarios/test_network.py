@@ -39,12 +39,10 @@ def _note(told: list[tuple[int, int]], done: int, of: int) -> None:
 
 
 def test_only_a_gpu_is_left_to_another_process() -> None:
-    """A CPU has no context that stays."""
     assert (runner_for("cuda:1"), runner_for("cuda"), runner_for("cpu")) == (apart, apart, here)
 
 
 def test_a_network_trained_apart_has_the_same_bits(few: Dataset, tmp_path: Path) -> None:
-    """And tells each step; how convolutions are chosen is as before afterwards."""
     hashes, steps, before = [], [], torch.backends.cudnn.deterministic
     for number, runner in enumerate((here, apart)):
         folder = tmp_path / str(number)
@@ -52,13 +50,11 @@ def test_a_network_trained_apart_has_the_same_bits(few: Dataset, tmp_path: Path)
         wanted = partial(trained, TINY_NETWORK, few, SMALL, folder / "checkpoint", folder / "nvml_device")
         steps.append(told := list[tuple[int, int]]())
         hashes.append(model_hash(load(runner(wanted, partial(_note, told)))))
-    assert hashes[0] == hashes[1]
-    assert steps == [[(0, 2), (1, 2), (2, 2)]] * 2
+    assert (hashes[0], steps) == (hashes[1], [[(0, 2), (1, 2), (2, 2)]] * 2)
     assert torch.backends.cudnn.deterministic == before
 
 
 def test_a_network_evaluated_apart_has_the_same_table(few: Dataset, tmp_path: Path) -> None:
-    """A device that is not here is the user's mistake."""
     file = ModelFile(tmp_path / "tiny.safetensors")
     save_model(file.path, tiny_model(), "tiny", {})
     tables = [runner(partial(evaluated, file, few, "cpu"), lambda *_: None) for runner in (here, apart)]

@@ -81,7 +81,6 @@ def test_a_wrong_file_is_told(path: Path, serving: ModelFile, experiment: Any) -
 
 
 def test_its_own_accuracies_lie_beside(path: Path, serving: ModelFile, experiment: Any) -> None:
-    """A floor is kept by them: none, or others, will not do."""
     beside, version = path.with_name("accuracy.json"), header(path)["hash"]
     for wrong in (table("0123"), PaperTable(TUPLES, (0.5,) * len(TUPLES), "digits")):
         save_accuracy(beside, wrong)

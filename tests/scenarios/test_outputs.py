@@ -21,7 +21,6 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Of a command that changes no file: one line."""
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     assert main(command.split()) == 2
     error = capsys.readouterr().err
@@ -31,7 +30,6 @@ def refusal(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_device_takes_two_results() -> None:
-    """A file takes one: the second would replace the first."""
     Path("x.svg").symlink_to("/dev/null")
     Path("y").symlink_to("/dev/null")
     assert main(["compare", "tiny.yaml", "--out", "run", "--quiet"]) == 0

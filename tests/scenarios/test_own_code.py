@@ -63,7 +63,6 @@ def test_a_checkpoints_own_network_is_refused(
 def test_a_long_run_refuses_it_as_it_begins(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A router that comes last is refused before the network is trained."""
     monkeypatch.setattr(main_job, "make_model", lambda _: pytest.fail("training began"))
     named = (folder / "network.yaml").read_text().replace("'refused_net:Net'", "digits")
     (folder / "network.yaml").write_text(f"{named}validate: {{routers: ['refused_router:Net']}}\n")
@@ -79,7 +78,6 @@ def test_what_names_own_code_and_does_not_need_it_goes_on(folder: Path, capsys: 
 
 
 def test_what_is_imported_is_told_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error, where it is not a mere result; even of what can't be imported."""
     (folder / "refused_router.py").write_text("raise SystemExit(0)\n")
     assert main(["simulate", "tiny.yaml", "--router", "refused_router:Net"]) == 2
     told, wrong = capsys.readouterr().err.splitlines()

@@ -65,7 +65,6 @@ def test_a_folder_beside_the_scenario_is_trained_on(scenario: Path, capsys: pyte
 
 
 def test_an_accuracy_of_other_images_is_refused(scenario: Path) -> None:
-    """Real executors would serve images that it says nothing of."""
     loaded, tuples = load_scenario(scenario), ((0.5, 0.5),)
     measured = Evaluation(tuples, np.zeros((100, 1), bool), "0", dataset_label(str(scenario.parent / "images")))
     assert load_measured(loaded, measured).classes == 10

@@ -51,14 +51,12 @@ def write(folder: Path, returned: str) -> Path:
 def test_it_is_found_where_the_user_is_and_decides(
     engine: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On both engines."""
     path = write(folder, FINE)
     assert main(["simulate", str(path), "--router", "mine:Mine", "--engine", engine, "--quiet"]) == 0
     assert "mine:Mine" in capsys.readouterr().out
 
 
 def test_a_class_that_is_another_where_a_run_is_made_is_refused(folder: Path) -> None:
-    """What it is told by is its code."""
     experiment = make_experiment(load_scenario(write(folder, FINE)), folder)
     maker = experiment.router_maker("mine:Mine")
     (folder / "mine.py").write_text((folder / "mine.py").read_text() + "ANOTHER = 1\n")

@@ -48,7 +48,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
 
 
 def test_plain_replication_carries_what_capacity_says(made: tuple[Path, Plan]) -> None:
-    """Seed by seed; the choice carries no less than any that keeps as much."""
     path, plan = made
     asked: dict[str, Any] = {"floor": 0.8, "p99_s": 0.1, "duration_s": 1.0, "precision": 0.02}
     found = [slimsched.capacity(path, FULL, [seed], **asked) for seed in (0, 1)]
@@ -78,12 +77,10 @@ def test_its_p99_is_a_range_over_new_seeds(made: tuple[Path, Plan]) -> None:
 
 
 def words_of(plan: Plan) -> str:
-    """What it prints, in a line."""
     return " ".join(format_plan(plan).split())
 
 
 def test_a_tie_is_called_one(made: tuple[Path, Plan]) -> None:
-    """No factor stands where two ranges overlap."""
     plan = made[1]
     assert plan.tied
     text = words_of(plan)
@@ -108,7 +105,6 @@ def test_a_floor_that_nobody_named_is_said_to_be_the_ladders(made: tuple[Path, P
 def test_what_nothing_keeps_is_told_with_what_comes_nearest(
     made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A lower rate is not an advice, and the command fails."""
     words = ["plan", str(made[0]), "--router", "fixed:0.5,0.5@sticky", "--quiet", "--out", str(tmp_path / "run")]
     words += ["--set", "slo.p99_limit_s=1ms"]
     assert main([*words, "--json", str(tmp_path / "plan.json")]) == 1
@@ -145,7 +141,6 @@ def test_what_the_run_knew_is_told(tmp_path: Path) -> None:
 
 
 def test_a_familys_members_stand_in_the_headline(made: tuple[Path, Plan]) -> None:
-    """By their names: a width says nothing of them."""
     plan = made[1]
     assert plan.members == {}
     names = {0.5: "resnet18 int8", 1.0: "resnet18"}
@@ -174,7 +169,6 @@ def test_every_key_is_explained_and_no_other(made: tuple[Path, Plan]) -> None:
 def test_the_command_finds_the_same(
     made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Again, bit for bit, whichever engine is ready; what it prints answers in words."""
     path, plan = made
     words = ["plan", str(path), "--router", "jsq", "--quiet", "--out", str(tmp_path / "run")]
     assert main([*words, "--json", str(tmp_path / "plan.json")]) == 0
@@ -188,7 +182,6 @@ def test_the_command_finds_the_same(
 def test_what_it_says_to_type_works(
     floor: str, keeps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the same changes and run folder; a rule that has no file gets one."""
     path, run = write_scenario(tmp_path, "duration_s: 1", ASKED), tmp_path / "run"
     words = [str(path), "--out", str(run), "--quiet", "--set", f"slo.floor={floor}"]
     assert main(["plan", *words, "--router", "jsq"]) == 0
@@ -216,7 +209,6 @@ def test_a_comparison_says_it_in_short(made: tuple[Path, Plan], tmp_path: Path) 
 
 
 def test_a_lost_device_carries_nothing(made: tuple[Path, Plan]) -> None:
-    """The fastest; the one that is left carries no more than both did."""
     path, plan = made
     load, lost = plan.changes
     assert (load.what, load.sustained, lost.what) == ("load", None, "fast")
@@ -266,8 +258,7 @@ def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:
         found, _ = choice_of(rows, saves_energy)
         return None if found is None else found.router
 
-    assert chosen(rows) == "a"
-    assert chosen([replace(each, router=f"{each.router}2") for each in rows[1:]]) == "b2"
+    assert (chosen(rows), chosen([replace(each, router=f"{each.router}2") for each in rows[1:]])) == ("a", "b2")
     assert chosen(rows, saves_energy=True) == "d"
     assert chosen(rows[2:3]) is None, "it keeps nothing of what is asked"
     assert chosen(rows[4:]) is None
@@ -276,7 +267,6 @@ def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:
 
 @pytest.mark.parametrize("saves_energy", [False, True])
 def test_who_can_not_be_told_from_the_best_ties_with_it(saves_energy: bool) -> None:
-    """By the ranges of what is carried, or the intervals of the energies."""
     energies = {"a": (2.0, 0.3), "b": (2.4, 0.2), "c": (3.0, 0.1)}
     rows = [row("a", True, 100, 0.02), row("b", True, 105, 0.03), row("c", True, 50, 0.01)]
     rows = [
@@ -318,7 +308,6 @@ def test_a_floor_between_members_that_may_differ_by_chance_is_told(floor: float 
 
 
 def test_the_single_width_keeps_the_floor(made: tuple[Path, Plan]) -> None:
-    """The narrowest first segment that is accurate enough; full width itself is none."""
     experiment = load_experiment(made[0])
     for floor, wanted in ((0.7, (0.5, 0.5)), (0.8, {(0.5, 1.0), (1.0, 0.5)}), (0.9, None)):
         found = best_single(experiment, Slo(floor))

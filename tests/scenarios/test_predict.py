@@ -62,7 +62,6 @@ def test_ranges_are_those_of_the_replicas_in_any_number_of_processes(experiment:
 def test_a_prediction_that_is_kept_is_not_made_again(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And an interrupted one continues with what is missing."""
     plan = ValidationPlan.of(experiment, ROUTERS, ValidateSection(seeds=(0, 1), duration_s=1.0, warmup_s=0.0))
     asked: list[int] = []
 
@@ -77,10 +76,7 @@ def test_a_prediction_that_is_kept_is_not_made_again(
     monkeypatch.setattr(validation_stage, "predict", counted)
     made(1)
     found = made(4)
-    assert asked == [1, 3]
-    assert made(4) == found
-    assert asked == [1, 3]
-    assert {place[0] for place in found} == {*ROUTERS}
+    assert (asked, made(4), asked, {place[0] for place in found}) == ([1, 3], found, [1, 3], {*ROUTERS})
     assert len(found) == 4
 
 

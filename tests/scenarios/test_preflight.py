@@ -30,7 +30,6 @@ from scenarios.metrics import fidelity
 from slimsched.cli import main
 from tests import tiny
 from tests.hw.fake_nvml import FakeNvml, FakeNvmlDevice
-from tests.scenarios.files import write_scenario
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
@@ -107,7 +106,6 @@ def validate(
 
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *built_for: str) -> None:
-    """As far as torch says."""
     for name, told in {
         "is_available": True,
         "device_count": 1,
@@ -116,15 +114,6 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *b
         "get_arch_list": list(built_for),
     }.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, told=told: told)
-
-
-def test_a_core_that_is_not_here_is_told_with_its_servers_name(tmp_path: Path) -> None:
-    scenario = load_scenario(
-        write_scenario(tmp_path, "profile: slow.yaml", "profile: slow.yaml, device: {cores: [977]}")
-    )
-    with pytest.raises(InputError, match="no core 977 for this process; expected ") as found:
-        preflight.require_devices(scenario)
-    assert found.value.key == "cluster.servers.1.device.cores (slow)"
 
 
 def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
@@ -152,9 +141,7 @@ def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
 
 
 def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
-    """So that the refusals below are of what they say."""
-    assert validate(tmp_path) == 130
-    assert begun == ["validate"]
+    assert (validate(tmp_path), begun) == (130, ["validate"])
 
 
 @pytest.mark.parametrize(
@@ -163,8 +150,10 @@ def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
         (
             "cores: [",
             "cores: [98765, ",
-            ["servers.0.device.cores", "98765", f"expected {usable_cores()[0]}"],
+            ["servers.0.device.cores (a)", "no core 98765 for this process", f"expected {usable_cores()[0]}"],
         ),
+        ("[random]", "[random, segments.safetensors]", ["segments", "train a router for this cluster"]),
+        ("[random]", "[random, widths.safetensors]", ["widths", "train a router for this cluster"]),
         ("device: {", "device: {kind: cuda, index: 77, ", ["cluster.servers.0.device.index", "no cuda:77"]),
         ("vram_cap_gb: 3", "vram_cap_gb: 3.7", ["vram_cap_gb", "8.20 GB together", "8.00 GB"]),
         ("vram_gb: 6, ", "", ["servers.0.greedy.vram_cap_gb", "3.00 GB", "1.07 GB", "device.vram_gb"]),
@@ -174,7 +163,9 @@ def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
 def test_what_does_not_fit(
     old: str, new: str, wanted: list[str], tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A device that is not here, memory that is not enough, a window of nothing, no device at all."""
+    """No such device, too little memory, a window of nothing, no device at all, another cluster's router."""
+    router_file(tmp_path / "segments.safetensors", segments=2)
+    router_file(tmp_path / "widths.safetensors", widths=(0.5, 1.0))
     assert validate(tmp_path, old, new) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
@@ -182,30 +173,9 @@ def test_what_does_not_fit(
     assert begun == []
 
 
-@pytest.mark.parametrize(
-    "shape, wanted",
-    [
-        ({"servers": 3}, "servers: expected 2, found 3"),
-        ({"segments": 2}, "segments"),
-        ({"widths": (0.5, 1.0)}, "widths"),
-    ],
-)
-def test_a_router_of_another_cluster(
-    shape: dict[str, Any], wanted: str, tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A trained router's servers, segments and widths must be the cluster's."""
-    path = router_file(tmp_path / "other.safetensors", **shape)
-    assert validate(tmp_path, "[random]", f"[random, {path.name}]") == 2
-    err = capsys.readouterr().err
-    assert wanted in err
-    assert "train a router for this cluster" in err
-    assert begun == []
-
-
 def test_a_router_file_of_another_kind_is_told_before_the_work(
     tmp_path: Path, no_work: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one message."""
     text = calibrated_here(SCENARIO).replace("[random]", "[random, old.safetensors]")
     monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
     path = tmp_path / "old.safetensors"
@@ -235,7 +205,6 @@ def calibrated_here(text: str) -> str:
         ("kind: poisson, rate_img_s: 20", "kind: trace, file: t.csv", ["validate.loads", "a trace has no rate"]),
         ("vram_cap_gb: 3", "vram_cap_gb: 5", ["10.80 GB together (a 5.00, b 5.00, and 0.40 for", "8.00 GB; lower"]),
         ("vram_gb: 6, ", "vram_gb: 2, ", ["servers.0.greedy.vram_cap_gb", "2.00 GB of the device of 'a'"]),
-        ("cores: [", "cores: [98765, ", ["servers.0.device.cores", "98765"]),
         ("[random]", "[random, other.safetensors]", ["servers: expected 2, found 3"]),
         ("vram_cap_gb: 3", "vram_cap_gb: 3, preload: [[9, 1.0]]", ["greedy.preload", "no instance [9, 1.0]", "1 to 4"]),
         ("vram_cap_gb: 3", "preload: [[1, 0.3]]", ["servers.0.greedy.preload", "no instance [1, 0.3]", "0.25, 0.5"]),
@@ -250,8 +219,7 @@ def test_a_run_refuses_before_it_trains_or_measures(
     (tmp_path / "t.csv").write_text("time_s\n0.5\n")
     text = calibrated_here(SCENARIO).replace("routers: [random],", "routers: [random], loads: [0.5],")
     monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
-    assert validate(tmp_path, verb="run") == 130
-    assert no_work == ["work"]
+    assert (validate(tmp_path, verb="run"), no_work) == (130, ["work"])
     no_work.clear()
     capsys.readouterr()
     assert validate(tmp_path, old, new, verb="run") == 2
@@ -292,11 +260,9 @@ def test_a_cap_below_a_gpus_context_is_refused_before_any_work(
 def test_a_device_without_room_is_refused_before_any_work(
     tmp_path: Path, no_work: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calibration would load an instance that does not fit."""
     text = calibrated_here(SCENARIO).replace("vram_cap_gb: 3", "preload: none")
     monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
-    assert validate(tmp_path, verb="run") == 130
-    assert no_work == ["work"]
+    assert (validate(tmp_path, verb="run"), no_work) == (130, ["work"])
     no_work.clear()
     capsys.readouterr()
     assert validate(tmp_path, "vram_gb: 6", "vram_gb: 0.00001", verb="run") == 2
@@ -319,7 +285,6 @@ def test_a_run_refuses_a_profile_of_another_network_before_it_serves(
 def test_other_programs_are_told_before_executors_start(
     tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a device, with who it is; a validation goes on, for it tells them."""
     looked: list[tuple[str, tuple[int, ...]]] = []
 
     def interference(device: DeviceSpec, _: object) -> Interference:
@@ -327,8 +292,7 @@ def test_other_programs_are_told_before_executors_start(
         return Interference(0.97, location="core 0", users=("busy (42) 95 %",))
 
     monkeypatch.setattr(preflight, "interference", interference)
-    assert validate(tmp_path, "name: ready", "name: ready", quiet=False) == 130
-    assert begun == ["validate"]
+    assert (validate(tmp_path, "name: ready", "name: ready", quiet=False), begun) == (130, ["validate"])
     assert looked == [("cpu", (usable_cores()[0],))]
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "other programs" in line]
     assert told.startswith("warning: other programs use 97 % of the device (core 0; most of it by busy (42) 95 %)")
@@ -371,7 +335,6 @@ def test_a_gpu_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tuple[float, ...] = WIDTHS) -> Path:
-    """An untrained router of some shape."""
     spec = PolicySpec(segments, widths, MICRO_BATCH_SIZES, (100.0,) * servers)
     sizes = {"trunk.0": (spec.observation.size, 4), "heads": (4, sum(spec.head_sizes))}
     weights: dict[str, Any] = {f"{name}.weight": np.zeros((b, a), np.float32) for name, (a, b) in sizes.items()}
@@ -391,7 +354,6 @@ def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tupl
 def test_a_full_gpu_is_refused_before_anything_starts(
     free_bytes: int, pids: list[int], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says who holds it, where NVML does; on a GPU with room nothing is said."""
     nvml_device = FakeNvmlDevice(vram_used_bytes=(8 << 30) - free_bytes, processes=pids)
     monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(nvml_device))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -401,7 +363,6 @@ def test_a_full_gpu_is_refused_before_anything_starts(
 
 
 def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVIDIA's library sees it: so it is not said that there is none."""
     monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(FakeNvmlDevice()))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.version.cuda", "13.0")

@@ -6,7 +6,9 @@ import json
 import re
 import textwrap
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,12 @@ from policies.vocabulary import Provenance
 from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files import bundled_files
 from scenarios.files.scenario_reading import load_scenario, read_profile, relative_paths
+from scenarios.job import profile_stages
+from scenarios.job.job_stages import Run
+from scenarios.runs.simulated_runs import simulate_metrics
 from scenarios.show.charts import save
 from scenarios.show.command_tables import described, error_table, range_table
-from scenarios.show.profile_charts import (
-    band_of_repeats_s,
-    stated_solo_error,
-    under_load,
-    utilization_by_batch,
-)
+from scenarios.show.profile_charts import band_of_repeats_s, stated_solo_error, under_load, utilization_by_batch
 from scenarios.show.report import profile_page
 from sim.device_profile import Profile, Range, Slowdown, StatedError
 from sim.host_and_network import HostTable
@@ -70,9 +70,6 @@ def measured(**changes: Any) -> Profile:
     return profile.model_copy(update={**update, **changes})
 
 
-# ------------------------------------------------------------------------------------------------------------- shipped
-
-
 def test_shipped_profiles_are_what_the_model_makes() -> None:
     """Each is small, and what `make profiles` writes today; there is one of every GPU, and no other."""
     network = Network("slimresnet18", {}, "", "")
@@ -104,24 +101,16 @@ def test_a_shipped_profile_names_the_host_that_it_is_served_by(name: str) -> Non
     assert (profile.busy_serving, profile.cpu_work) == (None, None)
 
 
-def test_a_experiment_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its host is the measured one and its policy takes nothing more; every image pays, to the same nanosecond."""
+def test_a_experiment_on_shipped_profiles_pays_for_deciding(tmp_path: Path) -> None:
+    """Its host is the measured one and its policy takes nothing more; every image pays."""
     path = tmp_path / "shipped.yaml"
     path.write_text(SHIPPED_SCENARIO)
     experiment, host = load_experiment(path), read_profile(Path("rtx-2080-ti")).router_host
     assert host is not None
     assert (experiment.cluster.decision_ns, experiment.cluster.host) == (0, HostTable.of(host))
-    found = []
-    for engine in ("simpy", "compiled"):
-        assert main(["simulate", str(path), "--router", "jsq", "--engine", engine, "--json", "-"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-        assert (found[-1].pop("engine"), found[-1].pop("wall_s") > 0) == (engine, True)
-    assert found[0] == found[1]
-    least_s = 4 * host.decision.micro_batch_s * host.sent_share * host.spread[0]
-    assert found[0]["stages_s"]["decision"] > least_s
-    assert found[0]["stages_s"]["handover"] > 4 * (2.2e-4 + 8e-5)
+    stages_s = simulate_metrics(experiment, experiment.router("jsq"), "jsq", 0, engine="compiled")["stages_s"] or {}
+    assert stages_s["decision"] > 4 * host.decision.micro_batch_s * host.sent_share * host.spread[0]
+    assert stages_s["handover"] > 4 * (2.2e-4 + 8e-5)
 
 
 def test_a_gpu_of_ones_own_is_made_of_its_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,9 +153,6 @@ def test_a_scenario_names_shipped_profiles(tmp_path: Path) -> None:
     assert toy.cluster.named_servers[0].profile == str(tmp_path / "fast.yaml")
 
 
-# ------------------------------------------------------------------------------------------------------------ in words
-
-
 def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     """Kind, median, mean, largest and points of every error; ranges; what was left out; where each part is from."""
     words = described(measured())
@@ -177,6 +163,8 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     assert "(measured)" in words
     assert "(datasheet)" in words  # the toy's power and concurrency
     assert "DATASHEET" not in words
+    sheet = tiny.profile(segments=1, widths=(1.0,))
+    assert all("DERIVED FROM A DATASHEET" in show(sheet) for show in (described, profile_page))
     sharing = measured().concurrency.model_copy(update={"across_beta": 0.9, "across_beta_ci95": 0.05})
     slowdown = Slowdown(slow_factor=1.5, slow_share=0.1, mean_slow_s=0.2, provenance=Provenance.MEASURED)
     words = described(measured(concurrency=sharing, slowdown=slowdown))
@@ -185,16 +173,6 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     page = profile_page(measured())
     assert all(f">{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
     assert "dashed, the stated error of 2.0 %" in page
-
-
-def test_a_datasheet_profile_promises_nothing_and_says_so() -> None:
-    """In words and on the page."""
-    profile = tiny.profile(segments=1, widths=(1.0,))
-    assert "DERIVED FROM A DATASHEET" in described(profile)
-    assert "DERIVED FROM A DATASHEET" in profile_page(profile)
-
-
-# ----------------------------------------------------------------------------------------------------------- in charts
 
 
 def test_bands_hold_nine_tenths_of_the_repeats_and_the_stated_error() -> None:
@@ -236,9 +214,9 @@ def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert all((tmp_path / "a" / name).read_bytes().startswith(PNG) for name in names)
     save(utilization_by_batch(measured()), tmp_path / "again.png")
     assert (tmp_path / "a" / "figure1.png").read_bytes() == (tmp_path / "again.png").read_bytes()
-
-
-# ------------------------------------------------------------------------------------------------------------ checksum
+    assert main([*show, str(tmp_path / "page.html"), "--json", "-"]) == 0
+    assert "Figure 1" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert json.loads(capsys.readouterr().out)["provenance"] == "measured"
 
 
 def test_a_profile_that_was_changed_by_hand_is_told() -> None:
@@ -266,3 +244,98 @@ def test_labels_name_each_width_once(labels: tuple[str, ...]) -> None:
     assert type(model)(**given, labels=("a", "b")).name_of(0.5) == "a"
     with pytest.raises(ValueError, match="labels must name each of 2 widths once"):
         type(model)(**given, labels=labels)
+
+
+SCENARIO = """
+schema: slimsched.scenario/1
+name: small
+model: {checkpoint: model.safetensors, accuracy: accuracy.json, dataset: digits}
+cluster: {servers: [{name: a, device: {cores: [0]}}]}
+workload: {kind: poisson, rate_img_s: 30}
+validate: {routers: [random]}
+duration_s: 3
+warmup_s: 1
+"""
+CALIBRATED = tiny.profile("a", dispatch_s=0.001)
+SERVED = tiny.profile("a", dispatch_s=0.002)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Carry out the stages of profiles; returns what was said of them. Nothing is measured."""
+    (tmp_path / "small.yaml").write_text(SCENARIO)
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "accuracy.json").touch()
+    monkeypatch.setattr(profile_stages, "calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr(profile_stages, "measure_serving", lambda *_, **__: None)
+    monkeypatch.setattr(profile_stages, "with_overheads", lambda *_: SERVED)
+    monkeypatch.setattr(profile_stages, "load_dataset", lambda _: None)
+    monkeypatch.setattr(Run, "experiment", lambda _: SimpleNamespace())
+
+    def carry_out() -> list[str]:
+        said: list[str] = []
+        job = Run(load_scenario(tmp_path / "small.yaml"), tmp_path / "run", say=said.append, quiet=True)
+        profile_stages.make_profiles(job)
+        profile_stages.make_serving(job)
+        return [line for line in said if "profiles" in line or "a.yaml" in line or line.startswith("serving")]
+
+    return carry_out
+
+
+def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_path: Path) -> None:
+    path = tmp_path / "run" / "profiles" / "a.yaml"
+    assert made() == ["serving: begins"]
+    assert path.read_text() == SERVED.to_yaml()
+    assert made() == ["serving: skipped, done before"]
+    edited = tiny.profile("a", dispatch_s=0.003).to_yaml()
+    path.write_text(edited)
+    assert made() == ["profiles/a.yaml was edited since, and is taken so", "serving: skipped, done before"]
+    assert path.read_text() == edited
+
+
+def test_a_profile_that_is_gone_is_made_again(made: Callable[[], list[str]], tmp_path: Path) -> None:
+    """From what was kept in `calibration/`, with what serving costs; nothing is measured again."""
+    path = tmp_path / "run" / "profiles" / "a.yaml"
+    made()
+    path.unlink()
+    assert made()[-1] == "serving: skipped, done before"
+    assert path.read_text() == SERVED.to_yaml()
+
+
+def test_an_edited_profile_stays_beside_a_new_measurement(
+    made: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run" / "profiles" / "a.yaml"
+    made()
+    edited = tiny.profile("a", dispatch_s=0.003).to_yaml()
+    path.write_text(edited)
+    (tmp_path / "run" / ".stages" / "serving.json").unlink()
+    assert any("was edited since: it is kept as a.yaml.edited" in line for line in made())
+    assert path.read_text() == SERVED.to_yaml()
+    assert path.with_name("a.yaml.edited").read_text() == edited
+
+
+def test_calibrate_replaces_only_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profile from elsewhere, or one that was edited, is kept beside; its own is not."""
+    monkeypatch.setattr("calibrate.model_costs", lambda *_: None)
+    monkeypatch.setattr("scenarios.executors.device_calibration.calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr("scenarios.executors.device_calibration.with_serving", lambda *_, **__: SERVED)
+    (tmp_path / "model.safetensors").touch()
+    place = tmp_path / "profiles" / "cpu0.yaml"
+    place.parent.mkdir()
+    place.write_text("mine")
+    words = ["calibrate", "--model", str(tmp_path / "model.safetensors"), "--out", str(place.parent)]
+    words += ["--device", "cpu:0", "--budget", "60s"]
+    assert main(words) == 0
+    assert f"{place} was not made by this calibration, or was edited since: it is kept as" in capsys.readouterr().err
+    place.with_suffix(".jsonl").touch()
+    assert main(words) == 0
+    assert "it is kept as" not in capsys.readouterr().err
+    edited = place.read_text().replace("checksum: ", "# ")
+    place.write_text(edited)
+    assert main(words) == 0
+    kept = {path.name: path.read_text() for path in place.parent.glob("*.kept*")}
+    assert kept == {"cpu0.yaml.kept": "mine", "cpu0.yaml.kept-2": edited}
+    assert place.read_text() == SERVED.to_yaml()

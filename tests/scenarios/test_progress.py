@@ -15,7 +15,6 @@ class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
     def isatty(self) -> bool:
-        """It is."""
         return True
 
 
@@ -56,7 +55,6 @@ def test_what_is_left_does_not_jump_while_a_step_takes_its_time(clock: list[floa
 
 
 def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither on a terminal nor elsewhere."""
     for stream in (io.StringIO(), Terminal()):
         with Progress("x", 2, quiet=True, stream=stream) as bar:
             clock[0] += 100
@@ -66,7 +64,6 @@ def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[st
 
 
 def test_a_terminal_has_a_bar(clock: list[float]) -> None:
-    """On a terminal the bar is drawn in place, and cleared at the end."""
     stream = Terminal()
     with Progress("measure", 4, unit="point", stream=stream) as bar:
         bar.set(2)
@@ -76,7 +73,6 @@ def test_a_terminal_has_a_bar(clock: list[float]) -> None:
 
 
 def test_an_error_ends_without_a_summary() -> None:
-    """What failed is not announced as done."""
     stream = io.StringIO()
     with pytest.raises(ValueError, match="broken"), Progress("x", 1, stream=stream):
         raise ValueError("broken")
@@ -97,7 +93,6 @@ def test_steps_of_unequal_length_tell_the_time_left_themselves(clock: list[float
 
 
 def test_a_remark_does_not_go_on_in_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a line of its own, above the bar, which is drawn again below it."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress("compare", 2, unit="run"):

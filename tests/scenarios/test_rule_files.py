@@ -23,7 +23,6 @@ RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), micro_batch
 
 
 def with_rule(folder: Path) -> Path:
-    """A scenario beside whose file a rule lies that it names."""
     path = write_scenario(folder, "[random, jsq]", "[random, rules/mine.rule.yaml]")
     write_rule(folder / "rules" / "mine.rule.yaml", RULE)
     return path
@@ -34,8 +33,7 @@ def test_a_scenario_names_rules_beside_it(tmp_path: Path) -> None:
     path = with_rule(tmp_path)
     scenario = load_scenario(path)
     named = scenario.compare.routers[1]
-    assert named == str(tmp_path / "rules" / "mine.rule.yaml")
-    assert display_name(named) == "mine"
+    assert (named, display_name(named)) == (str(tmp_path / "rules" / "mine.rule.yaml"), "mine")
     assert relative_paths(scenario, tmp_path).compare.routers[1] == "rules/mine.rule.yaml"
     router = load_experiment(path).router(named)
     assert isinstance(router, ComposedRouter)
@@ -45,7 +43,6 @@ def test_a_scenario_names_rules_beside_it(tmp_path: Path) -> None:
 
 
 def test_rules_are_compared_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a scenario, or by a flag; the row has the rule's name."""
     path = with_rule(tmp_path)
     assert main(["compare", str(path), "--quiet", "--json", "-", "--out", str(tmp_path / "run"), "--seed", "0"]) == 0
     assert [row["router"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["random", "mine"]
@@ -117,7 +114,6 @@ def test_a_router_that_was_tuned_for_another_way_of_deciding_is_told(
 
 
 def test_who_cant_follow_what_is_asked_for_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A promise that stays is asked of nobody: results are held against it."""
     path = with_rule(tmp_path)
     rule = tmp_path / "rules" / "mine.rule.yaml"
     text = path.read_text()

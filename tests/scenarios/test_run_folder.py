@@ -29,7 +29,6 @@ SHORT = ("duration_s: 1\n", "duration_s: 0.3\n")
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """The content of each file of a folder, but for the lock."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(paths)}
 
@@ -64,9 +63,6 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, tmp_path / "here", copy_function=shutil.copyfile)
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
-
-
-# ------------------------------------------------------------------------------------------ what has changed runs again
 
 
 def replaced(name: str, old: bytes, new: bytes) -> Callable[[], None]:
@@ -121,9 +117,6 @@ def test_what_has_changed_runs_again_and_nothing_else(
     assert ": begins" not in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------------------------------------- what is foreign stays
-
-
 @pytest.mark.parametrize("command", ["compare", "run", "train", "simulate", "suite"])
 @pytest.mark.parametrize("name", ["thesis.txt", "comparison.json", "simulation/holiday/photo.jpg"])
 def test_a_foreign_folder_is_never_written(
@@ -167,7 +160,6 @@ def test_links_in_a_run_folder_are_not_written_through(here: Path) -> None:
 def test_no_result_replaces_what_is_read_or_a_runs_file(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By any name; a file of the user's own in the run folder may be replaced."""
     Path("link.yaml").symlink_to("tiny.yaml")
     Path("hard.yaml").hardlink_to("tiny.yaml")
     before = tree(here)
@@ -177,7 +169,6 @@ def test_no_result_replaces_what_is_read_or_a_runs_file(
 
 
 def test_work_that_makes_nothing_leaves_no_folder(tmp_path: Path) -> None:
-    """A folder that was there stays; looking at one makes none."""
     (tmp_path / "there").mkdir()
     for folder in (RunFolder(tmp_path / "new"), RunFolder(tmp_path / "there")):
         assert not folder.is_in_use
@@ -207,9 +198,6 @@ def test_a_report_of_damaged_files_names_the_remedy(here: Path, capsys: pytest.C
         said = refused(["report", "run"], capsys)
         assert f"run/{name}: no" in said
         assert "`slimsched compare tiny.yaml --out run`, with the flags that it had, makes it again" in said
-
-
-# ------------------------------------------------------------------------------------------------------- two at once
 
 
 @pytest.fixture
@@ -244,9 +232,6 @@ def test_a_second_process_is_refused_at_once(
     assert not list(Path("new").glob(".*.tmp"))
 
 
-# ------------------------------------------------------------------------------------------------ killed at any write
-
-
 def started(words: list[str], stops_at: int) -> int:
     """Return the exit code of a command in a process that is gone at this write: before it, or just after it."""
     if (child := os.fork()) == 0:
@@ -277,13 +262,11 @@ def test_killed_at_any_write_a_run_resumes_and_ends_in_the_same_bytes(here: Path
     whole = tree(here / "whole")
     stops_at = 1
     while started([*words, f"once{stops_at}"], stops_at) == 99:
-        assert started([*words, f"once{stops_at}"], 0) == 0
-        assert tree(here / f"once{stops_at}") == whole
+        assert (started([*words, f"once{stops_at}"], 0), tree(here / f"once{stops_at}")) == (0, whole)
         stops_at += 6
     assert stops_at > len(whole)
     kills = 0
     while started([*words, "often"], kills + 1) == 99:
         kills += 1
     assert kills > 3
-    assert tree(here / "often") == whole
-    assert json.loads(whole[f"{OWN}/run.json"])["scenario"] == "../tiny.yaml"
+    assert (tree(here / "often"), json.loads(whole[f"{OWN}/run.json"])["scenario"]) == (whole, "../tiny.yaml")

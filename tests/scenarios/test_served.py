@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from scenarios.metrics.router_comparison import ComparisonDocument, compare_resu
 from scenarios.metrics.run_result import Result
 from scenarios.metrics.statistics import Range
 from scenarios.show.charts import trade_off_chart
-from scenarios.show.command_tables import format_result
 from scenarios.show.comparison_table import comparison_table
 from scenarios.show.result_words import require_completed
 from scenarios.show.summary_table import format_summary
@@ -58,35 +58,13 @@ def rows_of(found: ComparisonDocument) -> dict[str, Any]:
     return {row["router"]: row for row in found["rows"]}
 
 
-# ---------------------------------------------------------------------------------------------------------- one result
-
-
 def test_what_is_left_after_the_drain_is_unserved_and_what_was_cut_off_is_not() -> None:
-    """Failed counts in any case; all shares are of what arrived in the whole run."""
     drained = result("a", failed=20, left=30)
     assert drained["end"] == "drain"
     assert drained["shares"] == {"completed": 0.95, "unfinished": 0.03, "failed": 0.02, "unserved": 0.05}
     cut = result("a", failed=20, left=30, end="cut")
-    assert cut["end"] == "cut"
-    assert cut["shares"] == {**drained["shares"], "unserved": 0.02}
+    assert (cut["end"], cut["shares"]) == ("cut", {**drained["shares"], "unserved": 0.02})
     assert summary(record(), **WINDOW)["shares"] == dict.fromkeys(drained["shares"])
-
-
-def test_a_result_says_who_was_not_served_and_why() -> None:
-    """With the mark where it is more than 1 %; silence where nothing is to be told."""
-    text = " ".join(format_result(result("a", failed=20, left=30)).split())
-    assert "950 of 1000 completed (95.00 %), 20 failed, 30 unfinished" in text
-    assert "a ! leaves 5.00 % of the images unserved (shed at the deadline 2.00 %, left after the drain 3.00 %)" in text
-    assert "a leaves 1.00 % of the images unserved (left after the drain 1.00 %)." in format_result(
-        result("a", left=10)
-    )
-    cut = format_result(result("a", left=300, end="cut"))
-    assert "leaves" not in cut
-    assert "were under way when their run was cut off" in cut
-    assert "unserved" not in format_result(result("a"))
-
-
-# ---------------------------------------------------------------------------------------------------------- comparisons
 
 
 def test_who_leaves_more_than_one_percent_is_marked_and_beats_nobody() -> None:
@@ -119,7 +97,6 @@ def test_the_mark_is_of_all_runs_of_a_router() -> None:
 
 
 def test_a_comparison_has_the_mark() -> None:
-    """With the shares, the reasons and what the mark means."""
     runs = [result(router, seed=seed, failed=of, latency_s=1 + seed) for router, of in (("random", 5), ("shedder", 50))
             for seed in (0, 1)]  # fmt: skip
     first = comparison_table(compare_results(runs))
@@ -139,7 +116,6 @@ def test_a_comparison_has_the_mark() -> None:
 
 
 def test_where_everybody_is_marked_nobody_wins() -> None:
-    """It is said, and there is no front to be on."""
     found = compare_results([result("random", left=20), result("jsq", failed=20)])
     assert found["hypervolume"] == {}
     assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: there is no winner."
@@ -147,9 +123,6 @@ def test_where_everybody_is_marked_nobody_wins() -> None:
     heads = [column.header for column in comparison_table(found).columns]
     assert heads[1:4] == ["images completed", "images unfinished", "images failed"]
     trade_off_chart(found)
-
-
-# ---------------------------------------------------------------------------------------------------------- validations
 
 
 def pair(router: str, simulated: dict[str, Any], executors: dict[str, Any], **place: Any) -> ValidationRun:
@@ -169,8 +142,7 @@ def test_a_experiment_that_leaves_images_is_marked_and_its_row_is_not_judged() -
     assert (a["case"]["latency_mean"], b["case"]["latency_mean"]) == ("inside", None)
     assert b["error_pct"]["latency_mean"] == 0.0
     assert found["coverage"]["latency_mean"] == {"inside": 0, "of": 1, "least": 0}, "a alone is judged"
-    assert b["served"]["executors"]["failures"] == {"deadline": 0.05}
-    assert found["ranking"][0]["left_out"] == ["b"]
+    assert (b["served"]["executors"]["failures"], found["ranking"][0]["left_out"]) == ({"deadline": 0.05}, ["b"])
     assert found["ranking"][0]["pairs"] == 1
     assert found["ranking_tau"] == pytest.approx(-1), "b would have agreed with a"
     (table,) = errors_tables(found)
@@ -187,7 +159,6 @@ def test_a_experiment_that_leaves_images_is_marked_and_its_row_is_not_judged() -
 
 
 def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
-    """Under way at the horizon stands apart; who sheds is flagged there, too."""
     growth = {"simulated": 0.2, "executors": 0.2}
     cut = {"end": "cut"}
     runs = [
@@ -202,9 +173,6 @@ def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
     assert [row["met"] for row in found["saturated"]] == [True, None]
     assert [row[2] for row in table.rows] == ["20.00/21.00", "0.00/21.00"]
     assert "flag no router" in table.notes[-1]
-
-
-# ------------------------------------------------------------------------------------------------ nothing was completed
 
 
 def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
@@ -223,7 +191,6 @@ def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
 
 
 def test_servers_that_never_came_back_are_told_where_all_is_unfinished() -> None:
-    """More time would not help; it does where they came back."""
     down: Any = {"server": "gpu0", "cause": "planned", "planned": True, "down_s": 0.0, "up_s": None}
     cases: list[tuple[list[Any], str]] = [
         ([down, down], "'gpu0' went down and never came back: look at restarts in the result, and at faults."),
@@ -235,15 +202,9 @@ def test_servers_that_never_came_back_are_told_where_all_is_unfinished() -> None
         assert f": of 1000 images 1000 unfinished; {remedy}" in str(caught.value)
 
 
-def hopeless(folder: Path) -> Path:
-    """Nobody can serve an image in so little time, and who is late is shed."""
-    path = write_scenario(folder, "duration_s: 1\n", "duration_s: 1\ndeadline_s: 0.001ms\nshed: true\n")
-    return path
-
-
 def test_simulate_ends_with_an_error_and_shows_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The document is there, the exit code is 1, and the message is one line."""
-    path = hopeless(tmp_path)
+    path = write_scenario(tmp_path, "duration_s: 1\n", "duration_s: 1\ndeadline_s: 0.001ms\nshed: true\n")
     assert main(["simulate", str(path), "--router", "jsq", "--json", str(tmp_path / "r.json")]) == 1
     out, err = capsys.readouterr()
     assert "0 of" in out
@@ -292,4 +253,6 @@ def test_a_run_in_which_nothing_happened_is_reported_too(tmp_path: Path, capsys:
     down = "".join(f"- {{kind: server_down, server: {name}, start_s: 0}}\n" for name in ("fast", "slow"))
     scenario = write_scenario(tmp_path, "duration_s: 1\n", f"duration_s: 1\nfaults:\n{down}")
     assert main(["compare", str(scenario), "--out", str(tmp_path / "run"), "--quiet", "--jobs", "1"]) == 1
-    assert main(["report", str(tmp_path / "run")]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["report", str(tmp_path / "run"), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"reports": [str(tmp_path / "run" / "report.html")]}

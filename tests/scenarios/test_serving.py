@@ -63,7 +63,6 @@ def measure(host: Host, monkeypatch: pytest.MonkeyPatch, **options: Any) -> serv
 def test_it_finds_a_light_load_and_a_busy_one_however_slow_the_host_is(
     experiment: Experiment, slower: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The estimated capacity may be far off: the fullest device tells."""
     host = Host(experiment, slower)
     measure(host, monkeypatch, allow_busy=True)
     light, busy = (use_of(record, experiment.profiles) for _, record in host.runs[-2:])
@@ -99,7 +98,6 @@ def test_a_try_that_agrees_ends_it(experiment: Experiment, monkeypatch: pytest.M
 
 
 def test_a_host_that_carries_nothing_is_told(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the load, everything is still there at the last arrival."""
 
     def never(ran: Ran) -> Ran:
         result, record = ran
@@ -157,7 +155,6 @@ def test_a_device_without_cores_is_not_busy_with_what_its_workers_do(
 
 
 def test_no_request_is_given_up_while_it_is_measured(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anything broken on purpose."""
     strict = experiment.scenario.model_copy(update={"deadline_s": 1e-6, "shed": True})
     host = Host(replace(experiment, scenario=strict))
     measure(host, monkeypatch)

@@ -156,7 +156,6 @@ def test_a_gpu_computes_beside_its_worker() -> None:
 
 
 def test_a_way_is_told_without_what_the_worker_does_to_take_a_block_in() -> None:
-    """And in whole on a GPU."""
     for kind, there_s in (("cpu", 10e-6), ("cuda", 250e-6)):
         tables = device(kind)
         run = served(tables, start_ns=300 * US)

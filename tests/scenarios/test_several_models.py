@@ -79,12 +79,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("several")
 
 
-# ------------------------------------------------------------------------------------------------ what runs where
-
-
 @pytest.mark.parametrize("name", ["random", "jsq", "sticky", "ladder", "slackfit", "lookahead", "compass"])
 def test_images_of_a_class_run_at_widths_of_its_model_alone(folder: Path, name: str) -> None:
-    """On both engines, which agree; every image is accounted for."""
     given = experiment(folder)
     run = given.run_spec(3)
     records = [
@@ -132,11 +128,7 @@ def test_memory_is_common(folder: Path) -> None:
     assert {name: each["images"]["failed"] for name, each in found["classes"].items()} == {"a": 0, "b": 0, "c": 0}
 
 
-# ------------------------------------------------------------------------------------------------------ the bound
-
-
 def only(tmp_path: Path, name: str) -> float:
-    """What the cluster carries of one model alone."""
     alone = tmp_path / name
     alone.mkdir()
     path = write(alone, {name: MODELS[name]} if MODELS[name][-1] == 1.0 else MODELS)
@@ -171,11 +163,7 @@ def test_the_bound_keeps_each_classs_floor_with_its_own_models_tuples(folder: Pa
     assert held.capacity_img_s() < 0.95 * free.capacity_img_s()
 
 
-# ---------------------------------------------------------------------------------------------------- executors
-
-
 def test_executors_make_room_for_the_largest_input_of_any_model() -> None:
-    """Which need not be the last width's: an input that finds no room waits for ever."""
     served = ServedNetwork.of_sizes(WIDTHS, 100, [[4000, 400, 400, 400], [8, 8, 8, 8]])
     assert served.largest_input_bytes == 4000
     assert ServedNetwork.of_sizes(WIDTHS, 100, [[8] * 4, [4000] * 4]).largest_input_bytes == 100, "nobody takes answers"
@@ -187,9 +175,6 @@ def test_a_devices_check_serves_each_model(folder: Path) -> None:
     checked = open_loop_experiment(found, profile_device(found, "p.yaml"), seed=1)
     assert checked.cluster.router.models == (MODELS["small"], MODELS["large"])
     assert checked.cluster.router.model_shares == (0.5, 0.5)
-
-
-# ------------------------------------------------------------------------------------------------------- refused
 
 
 @pytest.mark.parametrize(
@@ -212,12 +197,6 @@ def test_a_class_that_no_model_serves_is_refused(folder: Path, classes: Any, lin
         experiment(folder, classes)
 
 
-def test_a_class_of_the_only_model_names_none(tmp_path: Path) -> None:
-    path = write(tmp_path, {"large": MODELS["large"]})
-    with pytest.raises(InputError, match="large; the network is one: leave it out, or join several"):
-        make_experiment(load_scenario(path, {"classes": [{"name": "a", "share": 1, "model": "large"}]}), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -230,16 +209,17 @@ def test_a_router_that_knows_one_model_is_refused(folder: Path, name: str, line:
     given = experiment(folder)
     with pytest.raises(InputError, match=line):
         given.router(name)
-
-
-def test_rules_are_not_tuned_for_several_models(folder: Path) -> None:
-    given = experiment(folder)
     with pytest.raises(InputError, match="a rule is tuned for one model, here are 2"):
         require_possible(given, "ladder", params_of(given))
 
 
+def test_a_class_of_the_only_model_names_none(tmp_path: Path) -> None:
+    path = write(tmp_path, {"large": MODELS["large"]})
+    with pytest.raises(InputError, match="large; the network is one: leave it out, or join several"):
+        make_experiment(load_scenario(path, {"classes": [{"name": "a", "share": 1, "model": "large"}]}), tmp_path)
+
+
 def test_a_table_needs_every_tuple_of_each_model(tmp_path: Path) -> None:
-    """And none that mixes two."""
     write(tmp_path)
     path = tmp_path / "accuracy.json"
     tuples = load_accuracy(path).tuples

@@ -49,11 +49,9 @@ def _table(name: str) -> Evaluation:
     ("name", "images", "max_bytes"), [(NETWORKS[0], 10_000, 2_000_000), (NETWORKS[1], 800, 3_000_000)]
 )
 def test_a_network_and_its_table_belong_together(name: str, images: int, max_bytes: int) -> None:
-    """The table is of these weights, of every tuple and test image; both are small."""
     model, metadata = ModelFile(_network(name), Network(name)).load()
     table = _table(name)
-    assert table.hash == metadata["hash"]
-    assert table.tuples == tuple(model.spec.tuples())
+    assert (table.hash, table.tuples) == (metadata["hash"], tuple(model.spec.tuples()))
     assert table.correct.shape == (images, 256)
     assert _network(name).stat().st_size < max_bytes
     assert (MODELS / f"{name}.accuracy.json").stat().st_size < 400_000
@@ -82,7 +80,6 @@ def test_a_network_is_made_by_the_settings_beside_it(name: str) -> None:
 
 @each_network
 def test_a_scenario_names_a_shipped_network_by_its_name(name: str, tmp_path: Path) -> None:
-    """Both its files, unless one of that name lies beside the scenario."""
     path = tmp_path / "own.yaml"
     changes = {"model": {"checkpoint": name, "accuracy": name, "dataset": "cifar100"}}
     path.write_text((ROOT / "scenarios" / "cifar100.yaml").read_text(encoding="utf-8"), encoding="utf-8")
@@ -119,8 +116,7 @@ def test_every_scenario_reads_and_is_listed(path: Path) -> None:
     """It names itself as its file does (of `live/NAME` it is `live-NAME`), and stands in the page of scenarios."""
     place = str(path.relative_to(ROOT / "scenarios").with_suffix(""))
     name = load_scenario(path).name
-    assert name == place.replace("/", "-")
-    assert scenario_file(Path(name)) == path
+    assert (name, scenario_file(Path(name))) == (place.replace("/", "-"), path)
     assert f"`{place}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
 
 
@@ -159,7 +155,6 @@ def test_the_bits_are_what_the_network_computes(cifar100: Dataset) -> None:
 
 @pytest.mark.slow
 def test_the_bits_of_the_quickstarts_network_are_what_it_computes() -> None:
-    """On its first test images, which need no download."""
     assert share_of_bits("slimresnet-pairs", load_dataset("large-digit-pairs"), 32) > 0.999
 
 

@@ -16,17 +16,14 @@ from tests.scenarios.files import SCENARIO, write_scenario
 
 
 def scenario(more: str = "") -> Scenario:
-    """The toy one, with so much more."""
     return strict.parse(Scenario, SCENARIO.replace("duration_s: 1\n", "duration_s: 60\n") + more, "tiny")
 
 
 def server(name: str, **device: Any) -> ServerSection:
-    """A server on a device."""
     return ServerSection(name=name, device=DeviceSection(**device))
 
 
 def test_what_is_below_its_default_is_told() -> None:
-    """With both numbers; what is as usual, or more, is not."""
     assert cuts_text(scenario()) == ""
     cut = scenario("tuning: {decisions: 2000000, matching_runs: 5}\ncalibration: {budget: 30s}\n")
     told = "cut for time, of the defaults: calibration.budget 30 of 300, tuning.decisions 2,000,000 of 40,000,000"
@@ -67,7 +64,6 @@ def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, load: flo
 
 
 def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that ran; one that is skipped took nothing."""
     now_s = [100.0]
     monkeypatch.setattr("scenarios.job.job_stages.time.monotonic", lambda: now_s[0])
     job = Run(scenario(), tmp_path / "run", say=lambda _: None)

@@ -38,7 +38,6 @@ THIRDS = {"warmup_s": 0.0, "horizon_s": 3.0}  # windows of a second
 
 
 def narrow(*arguments: Any, **options: Any) -> RequestRecord:
-    """A request at half the width."""
     return replace(request(*arguments, **options), widths=(0.5,))
 
 
@@ -95,7 +94,6 @@ def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:
 
 
 def test_who_was_refused_was_promised_nothing() -> None:
-    """A request that failed later counts as late."""
     done, refused = request(0, 0.5, 0.1), replace(request(1, 0.6, 0.0, "failed"), reason=REFUSED)
     assert kept(done, refused, slo=LIMIT)["p99_limit"] == 1.0
     assert kept(done, replace(refused, reason="deadline"), slo=LIMIT)["p99_limit"] == 0.0
@@ -109,7 +107,6 @@ def test_the_limit_is_kept_by_99_of_100() -> None:
 
 
 def quick(count: int, at_s: float = 0.5) -> list[RequestRecord]:
-    """So many that keep the limit."""
     return [request(1000 + round(at_s * 1e4) + number, at_s, 0.05) for number in range(count)]
 
 
@@ -147,7 +144,6 @@ def test_nobody_completed_is_not_kept_where_anybody_was_there() -> None:
 
 
 def test_both_are_kept_in_the_windows_that_keep_both() -> None:
-    """One window keeps the floor alone, one the limit alone, one both."""
     found = [request(0, 0.5, 0.2), narrow(1, 1.5, 0.05), request(2, 2.5, 0.05)]
     both = Slo(FLOOR.floor, LIMIT.p99_limit_s)
     assert kept(*found, slo=both) == {"both": 1 / 3, "floor": 2 / 3, "p99_limit": 2 / 3}
@@ -156,7 +152,6 @@ def test_both_are_kept_in_the_windows_that_keep_both() -> None:
 
 
 def test_a_window_holds_its_last_moment_and_not_its_first() -> None:
-    """So each completion is in one window; those of the warm-up are in none."""
     at_ends = [request(0, 0.5, 0.5), narrow(1, 1.5, 0.5), request(2, 2.5, 0.5)]
     assert kept(*at_ends, slo=FLOOR)["floor"] == 2 / 3
     warmed_up: dict[str, Any] = {"warmup_s": 1.0, "horizon_s": 4.0}
@@ -253,7 +248,6 @@ def test_a_limit_that_changes_is_asked_of_images_as_they_end() -> None:
 
 
 def test_both_are_kept_where_all_that_is_asked_then_is() -> None:
-    """A floor in the first window, both in the second, nothing in the third."""
     slo = Slo(0.75, 0.0, ((1.0, 0.75, 0.1), (2.0, 0.0, 0.0)))
     late = [request(0, 0.3, 0.2), request(1, 1.3, 0.2), request(2, 2.3, 0.2)]
     assert kept(*late, slo=slo) == {"both": 1 / 2, "floor": 1.0, "p99_limit": 0.0}

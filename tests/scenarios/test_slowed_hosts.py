@@ -52,7 +52,6 @@ class Quiet:
     overheads: ServingOverheads
 
     def measure(self) -> ServingOverheads:
-        """Again, as things are now."""
         return measure_serving(self.experiment, self.job.model_to_serve, self.data, 0, allow_busy=True)
 
 
@@ -112,7 +111,6 @@ def half_the_clock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """The router's process has to share the device's core, too."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {0})
     try:
@@ -122,7 +120,6 @@ def one_core() -> Iterator[None]:
 
 
 def spent_s(overheads: ServingOverheads) -> dict[str, float]:
-    """CPU time of a micro-batch of two images, by what it is for."""
     host, cpu_work = overheads.costs.router_host, overheads.costs.devices[0].cpu_work
     assert host is not None
     assert cpu_work is not None
@@ -139,7 +136,6 @@ def test_on_a_quiet_host_simulation_agrees_with_what_was_measured(quiet: Quiet) 
 
 @pytest.mark.parametrize("slowed", [a_competitor, half_the_clock, one_core])
 def test_waiting_is_booked_as_no_cost(slowed: type[contextlib.AbstractContextManager[None]], quiet: Quiet) -> None:
-    """Refused in words, or what was spent is about what is spent on the quiet host."""
     try:
         with slowed():
             found = quiet.measure()

@@ -14,28 +14,16 @@ from kit.errors import InputError
 from kit.units import parse_duration
 from scenarios.files.scenario_keys import Scenario
 from scenarios.files.scenario_reading import load_scenario
-from scenarios.files.series_files import read_trace
 from tests.scenarios.files import SCENARIO, write_scenario
-
-
-def test_a_trace_of_dates(tmp_path: Path) -> None:
-    """Dates become seconds: only differences count."""
-    path = tmp_path / "trace.csv"
-    path.write_text("id, at\n1, 2023-11-16 18:17:03.5\n2, 2023-11-16 18:17:05\n")
-    times_s = read_trace(path, "at")
-    assert times_s[1] - times_s[0] == 1.5
 
 
 @given(st.floats(0.001, 1e5), st.sampled_from([("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)]))
 def test_durations(value: float, unit: tuple[str, float]) -> None:
-    """A number with a unit is that many seconds, and a plain number is itself."""
     text = f"{value:.3f}"
-    assert parse_duration(text + unit[0]) == float(text) * unit[1]
-    assert parse_duration(text) == float(text)
+    assert (parse_duration(text + unit[0]), parse_duration(text)) == (float(text) * unit[1], float(text))
 
 
 def test_a_scenario_survives_being_written(tmp_path: Path) -> None:
-    """What was read, written and read again is the same scenario, from any folder."""
     scenario = load_scenario(write_scenario(tmp_path, "preload: all", "idle_unload_s: null, preload: [[1, 0.5]]"))
     other = tmp_path / "elsewhere"
     other.mkdir()
@@ -44,7 +32,6 @@ def test_a_scenario_survives_being_written(tmp_path: Path) -> None:
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the user stands does not matter to the paths in a scenario."""
     path = write_scenario(tmp_path)
     monkeypatch.chdir("/")
     assert load_scenario(path).cluster.named_servers[0].profile == str(tmp_path / "fast.yaml")
@@ -67,12 +54,9 @@ def test_the_pages_of_keys_are_up_to_date(name: str) -> None:
 
 
 def test_half_a_character_is_no_yaml() -> None:
-    """libyaml complains of it in its own way."""
     with pytest.raises(InputError, match="not valid YAML"):
         strict.mapping("a: \ud800", "x.yaml")
 
-
-# --------------------------------------------------------------------------------------------------- racks and counts
 
 RACKS = """
 schema: slimsched.scenario/1

@@ -105,7 +105,6 @@ class Change:
 
 
 def edited(old: str, new: str, path: str = "mine.yaml") -> Callable[[], None]:
-    """Replaces a text in a file, where it must be."""
 
     def make() -> None:
         text = Path(path).read_text()
@@ -116,13 +115,11 @@ def edited(old: str, new: str, path: str = "mine.yaml") -> Callable[[], None]:
 
 
 def other_weights() -> None:
-    """Somebody trained the network again, elsewhere."""
     torch.manual_seed(1)
     save_model(RUN / "model.safetensors", own_network.DigitsPerceptron(16), f'{OWN} {{"features": 16}}', {})
 
 
 def other_image() -> None:
-    """One image of the test is another one."""
     Image.new("L", (8, 8), 3).save(next(Path("images/test/0").iterdir()))
 
 
@@ -176,7 +173,6 @@ def test_no_command_answers_with_what_was_made_before_a_change(
 def test_training_makes_a_router_for_what_the_scenario_says_now(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a bound needs none."""
     as_made(finished, monkeypatch)
     ROUTERS["load"].make()
     for command in ("bound", "train", "compare"):
@@ -197,7 +193,6 @@ def test_unchanged_every_command_answers(
 def test_what_a_scenario_brings_must_not_contradict_it(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Files that it names may say more than it does, but nothing else."""
     as_made(finished, monkeypatch)
     brought = f"checkpoint: {RUN}/model.safetensors, accuracy: {RUN}/accuracy.json"
     edited("dataset: images, training: {epochs: 1}", f"{brought}")()

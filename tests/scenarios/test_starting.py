@@ -22,7 +22,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_it_writes_by_default_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """As the commands that its comment names."""
     assert main(["init", "--duration", "500ms"]) == 0
     assert capsys.readouterr().out == "scenario: scenario.yaml\nnext: slimsched compare scenario.yaml\n"
     text = Path("scenario.yaml").read_text()
@@ -50,7 +49,6 @@ def test_every_choice_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", ["null.yaml", "1e3", "ä ö.yaml", "-x.yaml"])
 def test_a_file_may_have_any_name(name: str) -> None:
-    """What YAML would take for something else stands in quotes."""
     assert main(["init", "--duration", "200ms", "--quiet", "--", name]) == 0
     assert load_scenario(Path(name)).cluster.named_servers[0].name == "rtx-2080-ti-1"
 

@@ -116,7 +116,6 @@ def test_a_race_runs_the_entrants_beside_what_is_published(tiny: SuiteFile, tmp_
 def test_an_interrupted_race_goes_on_from_what_is_finished(
     tiny: SuiteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another router's file holds, or another suite, is not finished yet."""
     rule, other = tmp_path / "my.rule.yaml", "schema: slimsched.rule/1\nkind: ladder\nplacement: jsq\n"
     rule.write_text("schema: slimsched.rule/1\nkind: ladder\n")
     played, run = list[str](), EqualRuns.at_floor
@@ -154,18 +153,3 @@ def test_the_command_prints_a_table_for_each_entrant(
     assert [case["name"] for case in document["cases"]] == ["drawn-a"]
     assert main(["suite", "-r", "ladder", "--only", "drawn-a", "-q"]) == 0
     assert "ladder: latencies at equal accuracy, simulated" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["-r", "jsq", "--only", "drawn-aa"], "--only: 'drawn-aa' is not a case; did you mean 'drawn-a'"),
-        ([], "--router: missing; name a router, such as --router ladder"),
-        (["-r", "laddr"], "--router: "),
-    ],
-)
-def test_what_is_no_case_or_router_is_refused(
-    flags: list[str], words: str, tiny: SuiteFile, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["suite", *flags]) == 2
-    assert words in capsys.readouterr().err

@@ -61,7 +61,6 @@ def as_run_does(path: Path, said: list[str] | None = None) -> None:
 
 
 def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second time the stage is skipped and the score told again."""
     path = write(tmp_path)
     assert train(path, "--json", "-") == 0
     (made,) = json.loads(capsys.readouterr().out)["routers"]
@@ -140,7 +139,6 @@ def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
-    """From its checkpoint, up to the decisions that it lacks."""
     experiment, told = experiment_of(tmp_path), []
     folder = tmp_path / "training"
 
@@ -166,7 +164,6 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A score that is not the same on both, in any field of the record, fails."""
     experiment = experiment_of(tmp_path)
     honest = run_simulation
 
@@ -180,7 +177,6 @@ def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_damaged_training_is_refused_and_begins_again_without_its_file(tmp_path: Path) -> None:
-    """The router and its scalars are the same, bit for bit."""
     path, folder = write(tmp_path), tmp_path / "run"
     as_run_does(path)
     before = checkpoint.read(folder / "ppo.safetensors")[0], (folder / "training-ppo.json").read_bytes()

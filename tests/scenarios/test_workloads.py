@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kit.errors import InputError
@@ -16,6 +19,7 @@ from scenarios.experiment.scenario_building import load_experiment
 from scenarios.experiment.workloads import TraceSlice, arrivals_ns
 from scenarios.files.scenario_keys import FlashWorkload, RatesWorkload, Workload, WorkloadSection
 from scenarios.files.scenario_reading import load_scenario, relative_paths
+from scenarios.files.series_files import read_trace
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -39,7 +43,6 @@ def write(folder: Path, workload: str, more: str = "") -> Path:
 
 
 def counts(experiment: Experiment, halves: int, *, tuning: bool = False) -> list[float]:
-    """Arrivals in each half second, summed over seeds."""
     runs = [
         experiment.arrivals_ns(seed, halves / 2, trace_slice=TraceSlice() if tuning else None) / 1e9
         for seed in range(10)
@@ -57,7 +60,6 @@ def test_tuning_plays_another_curve(tmp_path: Path) -> None:
 
 
 def test_paths_of_curves_stay_relative_to_the_file(tmp_path: Path) -> None:
-    """They are absolute in memory, and come back in a copy elsewhere."""
     scenario = load_scenario(write(tmp_path, CURVE))
     assert isinstance(scenario.workload, RatesWorkload)
     assert Path(scenario.workload.tuning_file or "") == tmp_path / "tuning.csv"
@@ -147,7 +149,6 @@ def test_an_odd_trace_is_told(
 
 
 def test_a_trace_may_begin_later(tmp_path: Path) -> None:
-    """From its own time, in its own unit, on; it must leave something."""
     (tmp_path / "t.csv").write_text("time_s\n" + "".join(f"{1000 + time}\n" for time in (0, 700, 2000, 2500, 9000)))
     text = "{kind: trace, file: t.csv, factor: 1000, from_s: FROM}"
     experiment = load_experiment(write(tmp_path, text.replace("FROM", "1000")))
@@ -157,7 +158,6 @@ def test_a_trace_may_begin_later(tmp_path: Path) -> None:
 
 
 def test_whole_seconds_are_spread_on_request(tmp_path: Path) -> None:
-    """Each within its own second, by the run's seed."""
     (tmp_path / "t.csv").write_text("time_s\n" + "7\n8\n8\n9\n" * 100)
     experiment = load_experiment(write(tmp_path, "{kind: trace, file: t.csv, resolution_s: 1, factor: 3}"))
     assert counts(experiment, 2) == pytest.approx(
@@ -165,3 +165,57 @@ def test_whole_seconds_are_spread_on_request(tmp_path: Path) -> None:
     )  # three seconds in one: halves of 100 + 100, 100 + 100
     assert len(set(experiment.arrivals_ns(1, 1.0).tolist())) == 400
     assert not np.array_equal(experiment.arrivals_ns(1, 1.0), experiment.arrivals_ns(2, 1.0))
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "x.csv"
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "text, times_s",
+    [
+        ("time_s\n0\n0.5\n1e0\n", [0, 0.5, 1]),
+        ("\ufeffid,time_s\r\n1,0\r\n2,0.5\r\n\r\n\r\n", [0, 0.5]),
+        ('id, time_s\n"a, b",0\n"say ""x""",0.5', [0, 0.5]),
+        ("time_s\n2\n1\n", [2, 1]),  # the workload sorts them
+        ("time_s\n2024-01-01\n2024-01-01T00:00:01.5", [1704067200, 1704067201.5]),
+        ("time_s\n2024-01-01T00:00:00Z\n2024-01-01T02:00:00+01:00", [1704067200, 1704070800]),
+        ("time_s\n0001-01-01\n9999-12-31", [-62135596800, 253402214400]),
+        ("#id,time_s\n1,2\n", [2]),
+        ("time_s,text\n1,a\x0bb\u2028c\n2,d\n", [1, 2]),  # only line ends end a line
+    ],
+)
+def test_times(text: str, times_s: list[float], tmp_path: Path) -> None:
+    assert read_trace(_file(tmp_path, text), "time_s").tolist() == times_s
+
+
+def test_a_date_is_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time  # noqa: TID251 - the zone of this process
+
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        first, second = read_trace(_file(tmp_path, "time_s\n2024-03-31T00:00\n2024-03-31T06:00"), "time_s")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert second - first == 6 * 3600
+
+
+def test_what_is_compressed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"time_s\n1\n"))
+    with pytest.raises(InputError, match="it is compressed: gunzip it first"):
+        read_trace(tmp_path / "x.csv.gz", "time_s")
+
+
+@given(st.text(alphabet='0123456789.,"\n\r -:TZ\0a', max_size=80))
+def test_any_text_is_times_or_one_message(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    """As many times as lines, or `InputError`."""
+    path = _file(tmp_path_factory.mktemp("series"), f"time_s\n{text}")
+    try:
+        found = read_trace(path, "time_s")
+    except InputError:
+        return
+    assert len(found) == len(text.rstrip().replace("\r\n", "\n").replace("\r", "\n").split("\n"))

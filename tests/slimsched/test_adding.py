@@ -63,7 +63,6 @@ class Pooled(nn.Module):
 
 
 def taught(pool: int) -> dict[str, Tensor]:
-    """By least squares on the digits, which takes no time."""
     data = load_dataset("digits")
     pixels = F.avg_pool2d(torch.from_numpy(data.train_images), pool).flatten(1)
     inputs = torch.cat([pixels, torch.ones(len(pixels), 1)], 1).double()
@@ -112,7 +111,6 @@ def _add(*words: str) -> int:
 def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The third knows least and takes longest: it is named, and left out."""
     out = tmp_path / "zoo"
     assert _add(NAMES, "--weights", str(weights), "--images", "digits", "--out", str(out), "--json", "-") == 0
     document = json.loads(capsys.readouterr().out)
@@ -132,8 +130,7 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
         plain = Pooled(*(4, 9, 1, 4, 2, 0)[-2 * (1 if width < 1 else 2) :][:2])
         plain.load_state_dict(taught(plain.pool))
         right = plain(torch.from_numpy(data.test_images)).argmax(1).numpy() == data.test_labels
-        assert share == right.mean()
-        assert share == by_label[model.spec.labels[model.spec.widths.index(width)]]["top1"]
+        assert (share, share) == (right.mean(), by_label[model.spec.labels[model.spec.widths.index(width)]]["top1"])
     scenario = load_scenario(out / models.SCENARIO)
     assert (scenario.name, scenario.workload.model_dump()["rate_img_s"]) == ("zoo", 120.0)
     assert Path(scenario.model.checkpoint or "") == out / models.MODEL
@@ -141,7 +138,6 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
 
 @pytest.mark.usefixtures("measured")
 def test_all_are_kept_where_that_is_asked_for(weights: Path, tmp_path: Path) -> None:
-    """In a folder of any name: that of the scenario is near."""
     out = tmp_path / "my zoo: 1"
     assert _add(NAMES, "--weights", str(weights), "--images", "digits", "--out", str(out), "--keep-all") == 0
     assert len(ModelFile(out / models.MODEL, Network(f"{__name__}:Pooled")).build().spec.widths) == 3
@@ -228,7 +224,6 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def test_a_profile_of_another_gpu_is_made_for_a_family_in_a_file(tmp_path: Path) -> None:
-    """Of the file's own weights: it goes with the table that was made with them."""
     member = Member(label="small", network="torchvision:mobilenet_v3_small")
     family, file = Family(ranked([member], (3, 32, 32), 4)), tmp_path / "family.safetensors"
     save_model(file, family, family.structure.label, {})
@@ -253,7 +248,6 @@ def test_pictures_that_it_did_not_write_are_not_touched(
 def test_what_is_larger_than_a_device_is_refused(
     weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It would serve nothing there."""
     monkeypatch.setattr("hw.device_settings.local_devices", lambda: [DeviceSpec(), DeviceSpec(vram_bytes=1000)])
     words = [NAMES, "--weights", str(weights), "--images", "digits", "--out", str(tmp_path / "out")]
     assert _add(*words) == 2
@@ -279,7 +273,6 @@ def test_int8_is_refused_beside_a_gpu(
 
 
 def test_scales_of_int8_are_of_images_of_all_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder's images the classes stand one after the other."""
     shown = list[Tensor]()
     images = np.arange(900, dtype=np.float32).reshape(-1, 1, 1, 1).repeat(3, axis=1)
     data = Dataset("any", images[:0], np.arange(0), images, np.arange(900) // 90, 10)
@@ -314,8 +307,7 @@ def test_a_sample_has_as_many_of_each_class_as_can_be_and_keeps_a_common_size(tm
     assert sample_of(tmp_path / "pets", tmp_path / "out", None, 3, 20, lambda *_: None) == 0
     data = load_dataset(str(tmp_path / "out"))
     assert data.test_images.shape == (14, 3, 20, 20)
-    assert np.bincount(data.test_labels).tolist() == [10, 4]
-    assert len(data.train_labels) == 0
+    assert (np.bincount(data.test_labels).tolist(), len(data.train_labels)) == ([10, 4], 0)
     assert abs(np.asarray(data.test_images).mean()) < 1e-5
     kept = [path.name.partition("-")[0] for path in sorted((tmp_path / "out/test/ant").iterdir())]
     assert kept == [f"{3 * number:02}" for number in range(10)]
@@ -355,7 +347,6 @@ def test_a_lead_that_may_be_chance_is_told() -> None:
 
 
 def test_passes_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another program is at work, all are slow."""
     found = [_judged("a"), _judged("b")]
     true_s, calls = dict(zip([id(each.network) for each in found], [1.0, 0.9], strict=True)), itertools.count()
     monkeypatch.setattr(

@@ -34,20 +34,17 @@ def test_everything_public_is_on_it() -> None:
 
 
 def run(examples: list[str], folder: Path) -> str:
-    """As a user's script; returns what it printed."""
     body = "\n".join(examples).replace("\n", "\n    ")
     script = folder / "examples.py"
     script.write_text(f"import slimsched\n\nif __name__ == '__main__':\n    {body}\n", encoding="utf-8")
     done = subprocess.run([sys.executable, script.name], cwd=folder, capture_output=True, text=True, timeout=280)
-    assert done.stderr == ""
-    assert done.returncode == 0
+    assert (done.stderr, done.returncode) == ("", 0)
     return done.stdout
 
 
 @pytest.mark.workers
 @pytest.mark.slow
 def test_the_examples_run(tmp_path: Path) -> None:
-    """One after another, in an empty folder; nothing but them is printed."""
     examples = [example for example in _examples() if not any(each in example for each in LONG)]
     assert len(examples) == len(_examples()) - 3 == 10
     lines = run(examples, tmp_path).splitlines()

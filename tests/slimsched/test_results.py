@@ -72,8 +72,7 @@ def test_a_frame_is_the_rows(documents: list[Any]) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed")
     run = RunResult(documents[0])
     frame = run.to_frame()
-    assert list(frame.columns) == [*LABELS, *MEASURES]
-    assert frame["latency_mean_s"][0] == run.latency_mean_s
+    assert (list(frame.columns), frame["latency_mean_s"][0]) == ([*LABELS, *MEASURES], run.latency_mean_s)
 
 
 def test_without_pandas_it_says_what_to_do(documents: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +82,5 @@ def test_without_pandas_it_says_what_to_do(documents: list[Any], monkeypatch: py
 
 
 def test_an_estimate_is_shown_with_its_interval() -> None:
-    assert f"{Estimate(0.5, 0.25):.2f} s" == "0.50 +-0.25 s"
-    assert f"{Estimate(0.7643, 0.0009):.2%}" == "76.43% +-0.09%"
+    assert (f"{Estimate(0.5, 0.25):.2f} s", f"{Estimate(0.7643, 0.0009):.2%}") == ("0.50 +-0.25 s", "76.43% +-0.09%")
     assert [f"{Estimate(mean, None):.1f}" for mean in (0.5, None)] == ["0.5", "-"]

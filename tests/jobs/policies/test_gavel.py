@@ -38,7 +38,6 @@ def drawn(seed: int, rows: int = 3) -> Demands:
 
 
 def throughput(these: Demands, shares: Numbers) -> Numbers:
-    """Of shares that keep all limits."""
     assert (shares >= 0).all()
     assert (shares.sum(1) <= 1 + 1e-6).all()
     assert ((these.many * these.gpus) @ shares <= these.capacity + 1e-6).all()
@@ -74,9 +73,6 @@ def corners(these: Demands, objective: Numbers, asked: Numbers | None = None) ->
     return largest(np.append(np.zeros(may.sum()), 1.0), matrix, np.append(limits, np.zeros(rows)))
 
 
-# -------------------------------------------------------------------------------------------------- closed forms
-
-
 def test_jobs_that_are_alike_share_one_type_equally() -> None:
     """Four jobs of one GPU on two: half of the time each. One of two GPUs gets half as long as one of one."""
     assert max_min(demands([1] * 4, [[1.0]] * 4, [2])).ravel() == pytest.approx([0.5] * 4)
@@ -99,9 +95,6 @@ def test_finish_times_are_fair_for_jobs_that_are_alike() -> None:
     first, second = finish_time(waited).ravel().tolist()
     assert (100 + 100 / first) / (100 + 200) == pytest.approx((100 / second) / 200, rel=3e-3)
     assert first + second == pytest.approx(1.0, rel=1e-4)
-
-
-# ------------------------------------------------------------------------------------------------- other solvers
 
 
 @pytest.mark.parametrize("seed", range(12))

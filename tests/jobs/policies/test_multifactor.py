@@ -19,7 +19,6 @@ HOUR = MultifactorParams(weight_age=0, weight_size=0, half_life_s=3600, period_s
 
 
 def priorities(accounts: Accounts, rows: list[tuple[int, int]], now_s: int) -> list[float]:
-    """Of jobs with (submitted, GPUs)."""
     book = JobBook()
     for job, (submit_s, gpus) in enumerate(rows):
         book.submit_ns[job], book.gpus[job] = submit_s * S, gpus
@@ -125,7 +124,6 @@ def test_nobody_holds_gpus_when_all_is_done() -> None:
     record = simulation.run()
     accounts = simulation.scheduler.order.accounts
     assert accounts is not None
-    assert record.kills.sum() == 1
-    assert accounts._held.tolist() == [0, 0]
+    assert (record.kills.sum(), accounts._held.tolist()) == (1, [0, 0])
     held_gpu_s = record.held_ns * record.jobs.gpus / S
     assert (accounts._used + accounts._fresh).tolist() == [held_gpu_s[:2].sum(), held_gpu_s[2]]

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobs.policies.job_cluster import JobArrived
 from jobs.policies.job_orders import OBJECTIVES, ORDERS, Features, JobBook, order_of
 from jobs.policies.named_policies import JobPolicy, policy_of, shown_name
+from jobs.policies.preemption import WaitingClass
 from jobs.policies.run_times import DurationHistory, GittinsTables, inverse_gittins_s
 from kit.errors import InputError
 
@@ -69,14 +72,10 @@ def test_an_order_is_its_formula(word: str) -> None:
 
 
 def test_an_order_is_the_same_for_one_job_as_for_many() -> None:
-    """Arrivals are put in order one by one, and whole queues at once."""
     for word in EXPECTED:
         order, book = order_of(word, no_tables), features()
         one_by_one = [Features(book._book, job, NOW_S * S, is_running=False) for job in range(len(JOBS))]
         assert [float(order.index(one)) for one in one_by_one] == order.index(book).tolist()
-
-
-# -------------------------------------------------------------------------------------------------------- gittins
 
 
 def test_the_gittins_index_of_two_durations_by_hand() -> None:
@@ -93,7 +92,6 @@ def test_the_gittins_index_of_two_durations_by_hand() -> None:
 
 
 def test_the_gittins_index_is_its_definition() -> None:
-    """Against the supremum over all x, on drawn durations."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         durations = np.sort(rng.integers(1, 30, rng.integers(1, 15)).astype(float))
@@ -185,9 +183,6 @@ def test_a_group_that_has_not_seen_enough_is_not_asked() -> None:
     assert tables.inverse_s(few, 0.0, True) > 200.0
 
 
-# -------------------------------------------------------------------------------------------------------- history
-
-
 def test_history_comes_from_the_narrowest_group_that_has_seen_enough() -> None:
     history = DurationHistory()
     one = history.number(JobArrived(0, 2, 0, user="ann", vc="x"))
@@ -205,9 +200,6 @@ def test_history_comes_from_the_narrowest_group_that_has_seen_enough() -> None:
     assert (history.mean_ns(one), history.mean_ns(same_vc)) == (10 * S, 100 * S)
     assert history.mean_ns(history.number(JobArrived(3, 2, 0, user="eve", vc="x"))) == 55 * S
     assert history.mean_ns(other) == 55 * S
-
-
-# ---------------------------------------------------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize(
@@ -262,3 +254,29 @@ def test_a_learned_policy_is_shown_with_the_order_that_it_sees() -> None:
 def test_what_can_not_be_combined_is_refused(policy: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         policy_of(policy) if isinstance(policy, str) else JobPolicy(**policy)
+
+
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.sampled_from([0.0, 1.0, 2.0])), max_size=60)
+
+
+@given(steps=STEPS)
+def test_the_first_is_the_least_by_index_and_number(steps: list[tuple[bool, int, float]]) -> None:
+    """Whoever comes and goes, in any order of numbers (who was preempted comes back between others)."""
+    waiting, expected = WaitingClass(1, (), ()), dict[int, float]()
+    for is_added, job, index in steps:
+        if is_added and job not in expected:
+            waiting.add(job, index)
+            expected[job] = index
+        elif not is_added and expected:
+            first = min(expected, key=lambda number: (expected[number], number))
+            assert waiting.key_at(waiting.head) == (expected[first], first)
+            assert waiting.remove(waiting.head) == first
+            del expected[first]
+        if expected:
+            assert waiting.jobs.tolist() == sorted(expected)
+            may = waiting.jobs % 2 == 0
+            odd_out = [number for number in expected if number % 2 == 0]
+            place = waiting.first_of(may)
+            least = min(odd_out, key=lambda number: (expected[number], number), default=None)
+            assert (None if place is None else waiting.key_at(place)[1]) == least
+            assert waiting.key_at(waiting.head)[0] == min(expected.values())

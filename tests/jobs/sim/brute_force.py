@@ -25,7 +25,6 @@ class Job:
         return self.start + self.run
 
     def foretold(self, now: int) -> int:
-        """When it is taken to end."""
         end = self.start + self.estimate
         return end if end > now else now + 1
 
@@ -48,7 +47,6 @@ def fit(free: Free, job: Job, size: int) -> Place | None:
 
 
 def even(free: Free, gpus: int, nodes: int) -> Place | None:
-    """Each part where least is left over, no two on one node."""
     place: Place = []
     for part in sorted((gpus // nodes + (number < gpus % nodes) for number in range(nodes)), reverse=True):
         able = [(left, node) for node, left in enumerate(free) if left >= part and node not in dict(place)]
@@ -66,7 +64,6 @@ def minus(free: Free, place: Place) -> Free:
 
 
 def free_at(time: int, now: int, running: list[Job], free: Free) -> Free:
-    """If all that are foretold to end by a time have ended."""
     left = list(free)
     for job in running:
         if job.foretold(now) <= time:

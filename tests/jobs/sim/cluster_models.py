@@ -19,7 +19,6 @@ FREE = PreemptionParams(round_s=10, restart_s=0)
 
 
 def jobs(*rows: tuple[float, float, int], **columns: Any) -> JobTrace:
-    """(submit, run, GPUs) of each, in seconds."""
     submit_s, run_s, gpus = zip(*rows, strict=True)
     return JobTrace.of(submit_s, run_s, gpus, **columns)
 
@@ -41,7 +40,6 @@ def run(
 
 
 def one_pool(submit_s: Any, run_s: Any, gpus: Any, of: int) -> BoundProblem:
-    """All jobs in one pool of so many GPUs."""
     columns = [np.asarray(column, float) for column in (submit_s, gpus, run_s)]
     return BoundProblem(columns[0], columns[1], columns[2][:, None], np.array([float(of)]))
 
@@ -59,5 +57,4 @@ def require_sane(record: JobsRecord) -> None:
 
 
 def seconds(times_ns: Any) -> list[float]:
-    """For comparing with what was worked out by hand."""
     return [time_ns / S if time_ns >= 0 else -1.0 for time_ns in np.asarray(times_ns).tolist()]

@@ -23,7 +23,6 @@ class Jobs:
     gpus: list[int]
 
     def area(self, job: int) -> float:
-        """Run time x GPUs."""
         return self.run_s[job] * self.gpus[job]
 
 
@@ -93,7 +92,6 @@ class ListModel:
         return np.asarray(self._start_s - jobs.submit_s)
 
     def _begin(self, job: int) -> bool:
-        """Start a job, if there is room."""
         place = self._pool.place(self._jobs.gpus[job])
         if place is not None:
             self._pool.change(place, -1)

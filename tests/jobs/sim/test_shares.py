@@ -29,15 +29,11 @@ def pool(nodes: int, size: int) -> Pool:
     return Pool(0, range(nodes), size, "gpu", "")
 
 
-# ------------------------------------------------------------------------------------------------------- by hand
-
-
 def test_a_share_lies_on_one_gpu_and_goes_where_least_is_left() -> None:
     """0.5, then 0.7 on another GPU: 0.3 goes beside 0.7, 0.2 beside 0.5; 0.4 is left in all, 0.3 of it on one GPU."""
     scene = jobs(*((at, 50, 1) for at in range(6)), **shares(0.5, 0.7, 0.3, 0.2, 0.4, 0.3))
     record = run("fifo-first-fit", scene, nodes=(2,))
-    assert seconds(record.start_ns) == [0, 1, 2, 3, 50, 5]
-    assert seconds(record.end_ns) == [50, 51, 52, 53, 100, 55]
+    assert (seconds(record.start_ns), seconds(record.end_ns)) == ([0, 1, 2, 3, 50, 5], [50, 51, 52, 53, 100, 55])
 
 
 def test_a_node_that_dies_takes_all_its_shares_with_it() -> None:
@@ -52,8 +48,7 @@ def test_a_node_that_dies_takes_all_its_shares_with_it() -> None:
 )
 def test_who_reserves_or_preempts_knows_whole_gpus_alone(name: str, ends: list[float]) -> None:
     record = run(name, jobs((0, 10, 1), (0, 10, 1), **shares(0.5, 0.5)), nodes=(1,))
-    assert seconds(record.end_ns) == ends
-    assert policy_of(name).packs_shares == (name == "fifo")
+    assert (seconds(record.end_ns), policy_of(name).packs_shares) == (ends, name == "fifo")
 
 
 def test_where_gpus_differ_a_share_holds_a_whole_one() -> None:
@@ -61,9 +56,6 @@ def test_where_gpus_differ_a_share_holds_a_whole_one() -> None:
     scene = jobs((0, 10, 1), (0, 10, 1), **shares(0.5, 0.5))
     record = run("fifo", scene, groups=groups, variability=sampled_variability(groups, {"net": 0.1}, 0))
     assert seconds(record.end_ns) == [10, 20]
-
-
-# ---------------------------------------------------------------------------------------------------- what counts
 
 
 def test_figures_and_load_count_shares() -> None:
@@ -82,9 +74,6 @@ def test_an_account_is_charged_for_shares() -> None:
     accounts = simulation.scheduler.order.accounts
     assert accounts is not None
     assert (accounts._used + accounts._fresh).sum() == pytest.approx((record.held_ns * record.jobs.gpus_used).sum() / S)
-
-
-# ----------------------------------------------------------------------------------------------------------- laws
 
 
 def drawn(seed: int, many: int = 80) -> JobTrace:
@@ -123,7 +112,6 @@ class Followed(JobSimulation):
             self._require_no_room()
 
     def _require_no_room(self) -> None:
-        """Under first-fit nobody waits for whom there is room."""
         scheduler, columns = self.scheduler, self._columns
         for job, arrival in enumerate(self._arrivals[: self._arrived]):
             if columns.end_ns[job] < 0 and job not in self._running:
@@ -135,7 +123,6 @@ class Followed(JobSimulation):
 
 
 def fits(parts: list[int], room: list[int]) -> bool:
-    """Whether parts can be laid into rooms, none split."""
     return not parts or any(
         left >= parts[0] and fits(parts[1:], [*room[:place], left - parts[0], *room[place + 1 :]])
         for place, left in enumerate(room)

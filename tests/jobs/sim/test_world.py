@@ -9,129 +9,15 @@ import pytest
 
 from jobs.job_records import NodeOutage, sampled_outages, snapshot_at
 from jobs.job_simulation import ClusterModel
+from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup, Speeds
 from jobs.policies.named_policies import JobPolicy, PreemptionParams
 from kit.errors import InputError
 from tests.jobs.sim.cluster_models import S, jobs, run, seconds
 
-TWO_TYPES = (NodeGroup(1, 4, "slow"), NodeGroup(1, 4, "fast"))
-SPEEDS = Speeds({"net": {"slow": 0.5, "fast": 2.0}})
-
-
-# ------------------------------------------------------------------------------------------------------- placement
-
-
-def test_a_gang_starts_whole_or_not_at_all_on_one_node_if_it_can() -> None:
-    """3 + 3 GPUs are free on two nodes of 4: a job of 4 waits for a whole node."""
-    record = run("fifo", jobs((0, 5, 1), (0, 9, 3), (1, 9, 1), (2, 9, 4)), nodes=(4, 4))
-    assert seconds(record.start_ns) == [0, 0, 1, 9]
-
-
-def test_best_fit_keeps_nodes_whole_and_worst_fit_does_not() -> None:
-    scene = jobs((0, 9, 2), (1, 9, 1), (2, 5, 4))
-    assert seconds(run("fifo-best-fit", scene, nodes=(4, 4)).start_ns) == [0, 1, 2]
-    assert seconds(run("fifo-worst-fit", scene, nodes=(4, 4)).start_ns) == [0, 1, 9]
-
-
-def test_consolidate_spreads_rather_than_waits_and_pays_for_it() -> None:
-    scene = jobs((0, 9, 3), (0, 9, 3), (1, 6, 2))
-    slowed = Speeds(spread_slowdown=1.5)
-    waits = run("fifo", scene, nodes=(4, 4), speeds=slowed)
-    spreads = run("fifo-consolidate", scene, nodes=(4, 4), speeds=slowed)
-    assert (seconds(waits.start_ns)[2], seconds(waits.end_ns)[2]) == (9, 15)
-    assert (seconds(spreads.start_ns)[2], seconds(spreads.end_ns)[2]) == (1, 10)
-    assert seconds(run("fifo-consolidate", scene, nodes=(4, 4, 4), speeds=slowed).end_ns)[2] == 7  # it need not
-
-
-def test_a_job_goes_where_it_lies_on_the_fewest_nodes() -> None:
-    """Not on two nodes of 2, though these come first."""
-    speeds = Speeds({"net": {"quad": 2.0}})
-    groups = (NodeGroup(2, 2, "pair"), NodeGroup(1, 4, "quad"))
-    record = run("fifo", jobs((0, 8, 4), (1, 8, 2), job_class=["net", "net"]), groups=groups, speeds=speeds)
-    assert seconds(record.end_ns) == [4, 9]
-
-
-def test_speed_aware_goes_where_a_job_runs_fastest() -> None:
-    scene = jobs((0, 8, 4), (1, 8, 4), job_class=["net", "net"])
-    blind = run("fifo", scene, groups=TWO_TYPES, speeds=SPEEDS)
-    aware = run("fifo-speed-aware", scene, groups=TWO_TYPES, speeds=SPEEDS)
-    assert seconds(blind.end_ns) == [16, 5]
-    assert seconds(aware.end_ns) == [4, 17]
-    assert aware.wait_s.tolist() == [0, 12]  # over its 4 s on the fastest type
-
-
-def test_a_job_keeps_to_its_types_and_its_vc() -> None:
-    groups = (NodeGroup(1, 2, "a", "red"), NodeGroup(1, 2, "b", "blue"), NodeGroup(1, 2, "c"))
-    scene = jobs(
-        (0, 5, 2), (0, 5, 2), (0, 5, 2), (0, 5, 2), (0, 5, 2),
-        vc=["red", "red", "blue", "red", "green"],
-        gpu_types=["", "", "a|b", "b", ""],
-    )  # fmt: skip
-    record = run("fifo", scene, groups=groups)
-    assert seconds(record.start_ns) == [0, 0, 0, -1, 5]
-    assert record.is_refused.tolist() == [False, False, False, True, False]
-
-
-def test_what_can_never_fit_is_refused_and_counted() -> None:
-    scene = jobs((0, 5, 9), (0, 5, 8), (1, 5, 1), gpu_types=["", "", "none"])
-    record = run("fifo", scene, nodes=(4, 4))
-    assert record.is_refused.tolist() == [True, False, True]
-    assert not run("fifo", scene, groups=(NodeGroup(3, 4),)).is_refused[0]
-
-
-# ------------------------------------------------------------------------------------------------------ preemption
-
-SRTF = "srtf-oracle"
-
-
-def test_a_shorter_job_takes_the_place_of_a_longer_one_which_goes_on_later() -> None:
-    record = run(SRTF, jobs((0, 10, 1), (2, 3, 1)), nodes=(1,))
-    assert seconds(record.start_ns) == [0, 2]
-    assert seconds(record.end_ns) == [13, 5]
-    assert record.preemptions.tolist() == [1, 0]
-
-
-def test_restarts_cost_time_and_what_was_done_since_the_last_checkpoint() -> None:
-    """8 s of work done of 20, kept 6 (a checkpoint every 3 s); then a restart of 4 s, and 14 s of work."""
-    record = run(SRTF, jobs((0, 20, 1), (8, 2, 1)), nodes=(1,), restart_ns=4 * S, checkpoint_ns=3 * S)
-    assert seconds(record.end_ns) == [10 + 4 + 14, 10]
-    assert (seconds(record.lost_ns)[0], seconds(record.restart_ns)[0]) == (2, 4)
-    assert seconds(record.held_ns) == [8 + 4 + 14, 2]
-
-
-def test_those_who_come_last_make_room_and_no_more_than_are_needed() -> None:
-    """A job of 2 GPUs stops the one that has most left; jobs of 1 GPU go on where they are not in its way."""
-    scene = jobs((0, 30, 1), (0, 20, 1), (0, 40, 1), (0, 50, 1), (5, 2, 2))
-    record = run(SRTF, scene)
-    assert record.preemptions.tolist() == [0, 0, 1, 1, 0]
-    other = run(SRTF, scene, nodes=(2, 2))  # on two nodes it needs both GPUs of one
-    assert seconds(other.start_ns)[4] == 5
-    assert other.preemptions.tolist() == [0, 0, 1, 1, 0]
-    unneeded = run(SRTF, jobs((0, 50, 1), (0, 20, 2), (0, 40, 2), (5, 2, 2)), nodes=(3, 3))
-    assert unneeded.preemptions.tolist() == [0, 0, 1, 0]  # the one with 50 s left is on the other node
-
-
-def test_hysteresis_and_least_run_protect_those_that_run() -> None:
-    scene = jobs((0, 10, 1), (1, 6, 1))  # 9 s are left when a job of 6 comes
-    assert run(SRTF, scene, nodes=(1,)).preemptions[0] == 1
-    held = PreemptionParams(restart_s=0, hysteresis=1.6)
-    assert run(SRTF, scene, nodes=(1,), params=held).preemptions[0] == 0
-    least = PreemptionParams(round_s=1, restart_s=0, min_run_s=2)
-    record = run(SRTF, scene, nodes=(1,), params=least)
-    assert seconds(record.start_ns) == [0, 2]
-
-
-def test_2dlas_lets_a_new_job_pass_one_in_the_second_queue_alone() -> None:
-    """8 GPUs reach 3200 GPU seconds after 400 s."""
-    early = run("2dlas", jobs((0, 1000, 8), (300, 50, 8)), nodes=(8,))
-    late = run("2dlas", jobs((0, 1000, 8), (500, 50, 8)), nodes=(8,))
-    assert seconds(early.start_ns)[1] == 400  # at the round in which job 0 changes queues
-    assert seconds(late.start_ns)[1] == 500
-
 
 @pytest.mark.parametrize("policy", ["gittins", "las", "qssf", "srsf-history"])
 def test_where_all_takes_seven_times_as_long_it_begins_seven_times_as_late(policy: str) -> None:
-    """No order has a length of time of its own, but for those whose formula has one."""
     rng = np.random.default_rng(0)
     submit_s, run_s = np.cumsum(rng.integers(0, 20, 400)), np.ceil(rng.lognormal(4, 1.5, 400))
     gpus, vc = rng.choice([1, 2, 4], 400), rng.choice(["a", "b"], 400).tolist()
@@ -148,26 +34,6 @@ def test_where_all_takes_seven_times_as_long_it_begins_seven_times_as_late(polic
     assert (7 * starts[0]).tolist() == starts[1].tolist()
 
 
-# -------------------------------------------------------------------------------------------------------- failures
-
-
-def test_a_node_that_dies_takes_work_since_the_last_checkpoint_and_comes_back_empty() -> None:
-    outage = NodeOutage(7 * S, 15 * S, 0)
-    record = run("fifo", jobs((0, 10, 2), (0, 9, 1)), nodes=(2, 1), outages=(outage,), checkpoint_ns=5 * S)
-    assert seconds(record.end_ns) == [15 + 5, 9]
-    assert record.kills.tolist() == [1, 0]
-    assert record.preemptions.tolist() == [0, 0]
-    assert seconds(record.lost_ns) == [2, 0]
-    assert record.down_gpu_ns == 2 * 8 * S
-
-
-def test_jobs_that_no_node_is_left_for_are_not_done() -> None:
-    down = (NodeOutage(1 * S, 10**9 * S, 0),)
-    record = run("fifo", jobs((0, 5, 1)), nodes=(1,), outages=down, run_options={"longest_ns": 100 * S})
-    assert record.is_done.tolist() == [False]
-    assert not record.is_refused.any()
-
-
 def test_drawn_outages_have_their_means_and_one_seed_draws_them_again() -> None:
     drawn = sampled_outages(200, 1000.0, 100.0, 50_000.0, seed=3)
     assert drawn == sampled_outages(200, 1000.0, 100.0, 50_000.0, seed=3) != sampled_outages(200, 1000.0, 100.0, 5e4, 4)
@@ -176,25 +42,13 @@ def test_drawn_outages_have_their_means_and_one_seed_draws_them_again() -> None:
     assert abs(len(drawn) / 200 - 50_000 / 1100) < 3 * np.sqrt(50_000 / 1100 / 200)
 
 
-# ------------------------------------------------------------------------------------------- how a run begins
-
-
-def test_warm_up_is_run_and_not_measured() -> None:
-    record = run("fifo", jobs((0, 10, 1), (5, 1, 1), (9, 1, 1)), nodes=(1,), run_options={"warmup_s": 9.0})
-    assert record.is_measured.tolist() == [False, False, True]
-    assert seconds(record.start_ns) == [0, 10, 11]
-    with pytest.raises(InputError, match="leave no job to measure"):
-        run("fifo", jobs((0, 10, 1)), run_options={"warmup_s": 9.0})
-
-
 def test_a_run_begins_with_what_the_log_found() -> None:
     """At 10 s job 2 has 5 s left and runs, job 1 waits (since 3 s), job 0 ends just then, job 3 is to come."""
     trace = jobs((0, 10, 1), (3, 4, 1), (6, 7, 1), (12, 1, 1), recorded_start_s=[0, 20, 8, 30])
     left, found = snapshot_at(trace, 10.0)
     assert left.job_id.tolist() == ["1", "2", "3"]
     record = run("fifo", left, nodes=(1,), run_options={"snapshot": found}, restart_ns=60 * S)
-    assert seconds(record.start_ns) == [15, 10, 19]
-    assert seconds(record.end_ns) == [19, 15, 20]
+    assert (seconds(record.start_ns), seconds(record.end_ns)) == ([15, 10, 19], [19, 15, 20])
     assert record.is_measured.tolist() == [False, False, True]
     with pytest.raises(InputError, match=r"recorded_start_s: job 0 has none"):
         snapshot_at(jobs((0, 9, 1), (3, 7, 1)), 1.0)
@@ -202,14 +56,10 @@ def test_a_run_begins_with_what_the_log_found() -> None:
 
 def test_load_rescales_arrivals() -> None:
     trace = jobs((0, 10, 2), (50, 10, 2), (100, 10, 1))
-    assert trace.load_on(5) == 0.1
-    assert trace.at_load(0.5, 5).submit_s.tolist() == [0, 10, 20]
+    assert (trace.load_on(5), trace.at_load(0.5, 5).submit_s.tolist()) == (0.1, [0, 10, 20])
     assert trace.at_load(0.5, 5).load_on(5) == pytest.approx(0.5)
     with pytest.raises(InputError, match="no rate of arrivals"):
         jobs((0, 10, 2), (0, 10, 2)).at_load(0.5, 1)
-
-
-# --------------------------------------------------------------------------------------------------------- refused
 
 
 def test_bad_input_is_refused_with_its_key() -> None:
@@ -230,3 +80,70 @@ def test_a_guard_of_age_ends_starvation(queueing: str) -> None:
     starved, guarded = (run(each, these) for each in (policy, replace(policy, age_guard_ns=500 * S)))
     assert starved.start_ns[1] > 60 * 60 * S
     assert 500 * S < guarded.start_ns[1] - guarded.jobs.submit_ns[1] <= (500 + 100) * S
+
+
+ROUNDS = PreemptionParams(round_s=100, restart_s=0)
+
+
+def test_pools_in_which_jobs_are_equally_fast_are_one_to_them() -> None:
+    """A cluster in two halves: hardly more stops than in one, though a program's shares may lie in either."""
+    rng = np.random.default_rng(0)
+    rows = [(float(at), 100.0 * rng.integers(1, 20), int(rng.choice([1, 1, 2, 4]))) for at in range(0, 20_000, 165)]
+    halves, whole = (
+        run("gavel", jobs(*rows), groups=groups, params=ROUNDS).preemptions.sum()
+        for groups in ((NodeGroup(2, 4, "a"), NodeGroup(2, 4, "b")), (NodeGroup(4, 4),))
+    )
+    assert 0 < halves < 1.35 * whole
+
+
+def test_who_can_not_run_for_want_of_nodes_takes_nothing_from_the_others() -> None:
+    """Job 0 may use the dead node alone. It is not the least of all: job 3 of 2 GPUs has its third of the time."""
+    groups = (NodeGroup(1, 1, "dead"), NodeGroup(1, 2, "alive"))
+    scene = jobs((0, 50, 1), (100, 900, 1), (100, 900, 1), (100, 900, 2), gpu_types=["dead", "alive", "alive", "alive"])
+    record = run("gavel", scene, groups=groups, params=ROUNDS, outages=(NodeOutage(1 * S, 5000 * S, 0),))
+    assert seconds(record.end_ns)[0] == 5049
+    assert seconds(record.start_ns)[3] < 500
+
+
+@pytest.mark.parametrize("name", ["gavel", "las"])
+@pytest.mark.parametrize("seed", range(10))
+def test_on_one_type_those_run_that_have_had_least(seed: int, name: str) -> None:
+    """Jobs of one GPU that came together and end with a round. Of equals the older run, under `las` those that ran."""
+    rng = np.random.default_rng(seed)
+    rounds = rng.integers(1, 12, 12)
+    had, ran, end = np.zeros(12, int), np.zeros(12, bool), np.zeros(12)
+    while (had < rounds).any():
+        order = np.lexsort((~ran, had) if name == "las" else (had,))
+        ran = np.isin(np.arange(12), order[had[order] < rounds[order]][:4])
+        had += ran
+        end = np.where(had < rounds, end + 100, np.where(ran, end + 100, end))
+    record = run(name, jobs(*((0, 100 * int(many), 1) for many in rounds)), nodes=(2, 2), params=ROUNDS)
+    assert seconds(record.end_ns) == end.tolist()
+
+
+def drawn(seed: int, many: int = 50) -> JobTrace:
+    """As Gavel draws them: minutes of 10^1.5 to 10^3, one in five of 10^3 to 10^4; 70 % of one GPU."""
+    rng = np.random.default_rng(seed)
+    exponent = np.where(rng.random(many) < 0.8, rng.uniform(1.5, 3, many), rng.uniform(3, 4, many))
+    gpus = rng.choice([1, 2, 4, 8], many, p=[0.7, 0.1, 0.15, 0.05])
+    columns = {"job_class": rng.choice(["conv", "rnn", "rl"], many)}
+    return JobTrace.of(np.cumsum(rng.exponential(7000, many)), 60 * 10**exponent, gpus, **columns)
+
+
+THREE_TYPES = tuple(NodeGroup(1, 8, name) for name in ("v100", "p100", "k80"))
+SPEEDS = Speeds({
+    "conv": {"v100": 1.0, "p100": 0.6, "k80": 0.1},
+    "rnn": {"v100": 1.0, "p100": 0.8, "k80": 0.3},
+    "rl": {"v100": 1.0, "p100": 1.0, "k80": 0.9},
+})  # fmt: skip
+PARAMS = PreemptionParams(round_s=360, restart_s=30)
+
+
+def mean_jct_h(policy: str, seed: int, speeds: Speeds) -> float:
+    record = run(policy, drawn(seed), groups=THREE_TYPES, speeds=speeds, params=PARAMS, restart_ns=30 * S)
+    return float(record.jct_s.mean()) / 3600
+
+
+def test_knowing_the_types_is_worth_something_where_they_differ() -> None:
+    unequal = [(mean_jct_h("gavel", seed, SPEEDS), mean_jct_h("gavel-blind", seed, SPEEDS)) for seed in range(1)]
+    assert all(aware < 0.8 * blind for aware, blind in unequal)
