@@ -59,13 +59,13 @@ def _scale(
     kept: Path = Path("runs/scale.jsonl"),
     docs: Path = DOCS,
 ) -> None:
-    """From ten servers to a thousand: the shipped router beside tuned rules and the fluid bound; docs/data/scale.csv.
+    """Compare the bundled router with tuned rules and the fluid bound on 10 to 1,000 servers; docs/data/scale.csv.
 
     Args:
         only: a crowd, or a night.
         size: of the cluster, in tens of servers.
         router: these; with `, all seen` behind its name one looks at every server at each decision.
-        seeds: the first so many of the scenario's comparison.
+        seeds: how many of the comparison's seeds are used, the first ones.
         scenarios: the folder of the scenario files.
         kept: where rows are kept; an interrupted command resumes there.
         docs: whose data it is written to.
@@ -79,7 +79,7 @@ def _scale(
 
 @app.command(name="live")
 def _live(*, scenarios: Path = SCENARIOS / "live", runs: Path = Path("runs"), docs: Path = DOCS) -> None:
-    """Who wins on executors: collect what `slimsched run scenarios/live/NAME.yaml` left in run folders, and say it.
+    """Collect what `slimsched run scenarios/live/NAME.yaml` left in run folders, and write who wins on executors.
 
     Args:
         scenarios: the live scenarios' files.
@@ -91,11 +91,11 @@ def _live(*, scenarios: Path = SCENARIOS / "live", runs: Path = Path("runs"), do
 
 @app.command(name="advised-slurm")
 def _advised_slurm(*, out: Path = Path("runs/advised-slurm"), guard: float = 150.0, every: float = 2.0) -> None:
-    """A real Slurm that `jobs advise` advises beside one that it does not, and what simulation had said of both.
+    """Compare a real Slurm that `jobs advise` advises with one that it does not, and both with their simulation.
 
     Args:
         out: a new folder for logs, journals and the document.
-        guard: seconds; who has waited longer goes first.
+        guard: seconds; jobs that have waited longer go first.
         every: seconds from pass to pass.
     """
     print(json.dumps(advised_slurm.measure(out, guard, every), indent=1))
@@ -112,14 +112,14 @@ def _serving(
     rivals: Path = Path("runs/rivals"),
     json: Path = Path("runs/serving.jsonl"),
 ) -> None:
-    """What `slimsched serve` costs and withstands, as ratios in one run beside their goals.
+    """Measure what `slimsched serve` costs and withstands, as ratios in one run, and compare them with their goals.
 
     Args:
-        only: these; there are `soak` (an hour: `--seconds 3600`) and `rivals`, too.
-        seconds: of each load; where there are fewer than ten, fewer images and fuzzed requests are sent.
+        only: what is measured; `soak` (an hour: `--seconds 3600`) and `rivals` are available, too.
+        seconds: duration of each load; below ten, fewer images and fuzzed requests are sent.
         scenario: whose network is served on this machine's devices.
         folder: its run folder, with profiles and routers.
-        router: that decides as shipped.
+        router: the router that decides.
         rivals: their environment; benchmarks/serving/rivals.py shows how to make it.
         json: where rows are kept.
     """
@@ -132,7 +132,7 @@ def _serving(
 
 @app.command(name="paper")
 def _paper(*, seeds: int = 5, scenarios: Path = SCENARIOS, runs: Path = Path("runs"), docs: Path = DOCS) -> None:
-    """The paper's PPO by seeds of training, beside who stays put: docs/data/paper-seeds.csv, tables of its map.
+    """Train the paper's PPO by several seeds, and compare it with `sticky`: docs/data/paper-seeds.csv, paper-map.md.
 
     Args:
         seeds: trainings of each weights.
@@ -157,7 +157,7 @@ def _rltune(
     docs: Path = DOCS,
     jobs: int | None = None,
 ) -> None:
-    """RLTune by seeds of training, beside the order that it is given: docs/data/rltune.csv, docs/jobs-learning.md.
+    """Train RLTune by several seeds, and compare it with its base order: docs/data/rltune.csv, docs/jobs-learning.md.
 
     Args:
         scenario: of training jobs.

@@ -59,7 +59,7 @@ class MeasuredHost(StrictModel):
 
     Attributes:
         measured: on what, when, and by which command; profiles repeat it.
-        spread: how far single runs lay apart, in words.
+        spread: how much single runs differed, in words.
     """
 
     schema_: Literal["slimsched.host/1"] = Field(alias="schema")
@@ -216,7 +216,7 @@ class DataSheet(StrictModel):
             problem = (
                 f"idle_w ({self.idle_w:g}) must be below {most_w:g}: of tdp_w ({self.tdp_w:g}) the rest is what an"
             )
-            raise ValueError(f"{problem} open context draws; leave idle_w out where it is not known")
+            raise ValueError(f"{problem} open context draws; leave idle_w out if it is not known")
         return self
 
     @classmethod

@@ -122,7 +122,7 @@ class WorkerBench:
 
     @property
     def _pause_s(self) -> float:
-        """In serving, a batch finds its thread asleep and its caches evicted; on a GPU a cold host is a cost of it."""
+        """The pause between passes: when serving, threads sleep and caches go cold; a GPU's host costs are of that."""
         return PAUSE_S if self.cores else 0.0
 
     def _loop(self, result: BenchmarkResult) -> Loop:
@@ -155,7 +155,7 @@ class WorkerBench:
         """See `Bench`."""
         workers = [self.worker]
         if across:
-            assert self.sibling is not None, "a plan without a second process asks for no set across processes"
+            assert self.sibling is not None, "a plan without a second process has no set across processes"
             workers.append(self.sibling)
         first_s = LEAD_S if self.cores else GPU_LEAD_S
         for times in LEAD_TIMES if across else (0,):
@@ -176,7 +176,7 @@ class WorkerBench:
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
         """See `Bench`."""
-        assert self.peer is not None, "a plan without a peer asks for no transfer"
+        assert self.peer is not None, "a plan without a peer has no transfer"
         return transfer_round(self.worker, self.peer, size_bytes, number, PAUSE_S, receiver=self.receiver)
 
     def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:

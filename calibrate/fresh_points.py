@@ -160,7 +160,7 @@ class CheckedMetric:
         if not self.is_biased:
             return f"{self.metric}: off by {self.median_abs_pct:.0f} % in both directions, more than the profile states"
         now_pct = 100 * (1 / (1 + self.bias_pct / 100) - 1)
-        return f"{self.metric}: {abs(now_pct):.0f} % {self.more if now_pct > 0 else self.less} than the profile says"
+        return f"{self.metric}: {abs(now_pct):.0f} % {self.more if now_pct > 0 else self.less} than the profile states"
 
     @property
     def _sizes(self) -> list[float]:

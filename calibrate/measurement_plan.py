@@ -231,7 +231,7 @@ class PlannedStep:
 
     @property
     def id(self) -> str:
-        """Its name in the log."""
+        """The measurement's name in the log."""
         return f"{describe(self.step)} round {self.round}"
 
 
@@ -437,7 +437,7 @@ def describe(step: Step) -> str:
         case Paths(paths):
             return f"{len(paths)} paths"
         case BesideLoad(point, segment, width):
-            return f"{point} beside a load of {segment}/{width:g}"
+            return f"{point} next to a load of {segment}/{width:g}"
         case Transfer(size_bytes):
             return f"transfer {size_bytes} bytes"
 

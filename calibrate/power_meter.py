@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import time  # noqa: TID251 - power is sampled beside a real loop
+import time  # noqa: TID251 - power is sampled during a real loop
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -149,11 +149,11 @@ def mean_power(
     counted_w, utilizations = _counted_w(looks), _utilizations(looks)
     powers = [look.reading.power_w for look in looks if look.reading.power_w is not None]
     if counted_w is None and not powers:
-        remedy = "give a larger budget, so that it is looked at for longer; else load its driver again, or reboot"
-        raise WorkError(f"{device}: the power sensor said nothing for a whole measurement; {remedy}")
+        remedy = "give a larger budget, so that it is polled for longer; if that fails, reload its driver, or reboot"
+        raise WorkError(f"{device}: the power sensor reported nothing for a whole measurement; {remedy}")
     power_w = counted_w if counted_w is not None else float(np.mean(powers))
     if problem := _nonsense([power_w] if counted_w is not None else powers, utilizations, limit_w):
-        raise WorkError(f"{device}: its sensor said {problem}; load its driver again, or reboot")
+        raise WorkError(f"{device}: its sensor reported {problem}; load its driver again, or reboot")
     provenance = Provenance.MEASURED
     if counted_w is None:
         provenance = looks[-1].reading.provenance.get("power_w", Provenance.POLLED)

@@ -46,7 +46,7 @@ def apart(work: Work[Result], tell: Tell) -> Result:
         return result
     except EOFError:
         process.join()
-        raise WorkError(f"the process that worked apart ended by itself (exit code {process.exitcode})") from None
+        raise WorkError(f"the separate process ended unexpectedly (exit code {process.exitcode})") from None
     finally:
         receiver.close()
         process.terminate()

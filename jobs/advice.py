@@ -45,8 +45,8 @@ QUEUE_COMMAND: Final = ("squeue", "-h", "-r", "-O", ",".join(f"{key}:|" for key 
 FACTORS_COMMAND: Final = ("sprio", "-h", "-o", "%i|%S|%Y")
 CONFIG_COMMAND: Final = ("scontrol", "show", "config")
 _DOUBTS: Final = (  # keys, their unproblematic values, and the doubt about others
-    ("PriorityWeightFairShare", "0", "fair share moves priorities as users run jobs; waits are told as if it did not"),
-    ("PreemptType", "preempt/none", "jobs are stopped by QOS or partition; waits are told as if none were"),
+    ("PriorityWeightFairShare", "0", "fair share moves priorities as users run jobs; predicted waits ignore that"),
+    ("PreemptType", "preempt/none", "jobs are stopped by QOS or partition; predicted waits ignore that"),
 )
 _NO_LIMITS: Final = ("UNLIMITED", "NOT_SET", "Partition_Limit", "INVALID")
 _FOREIGN: Final = "SiteFactor set by others"
@@ -93,7 +93,7 @@ class LiveJob:
 
     @property
     def own_priority(self) -> int:
-        """Its priority without a SiteFactor."""
+        """The job's priority without a SiteFactor."""
         return self.priority - (self.factor or 0)
 
 
@@ -112,7 +112,7 @@ class Change:
 
     @property
     def line(self) -> str:
-        """Its line of the journal."""
+        """The change as a line of the journal."""
         return msgspec.json.encode(self).decode() + "\n"
 
 
@@ -227,7 +227,7 @@ def require_order(candidate: NamedPolicy, source: str) -> None:
     if policy.is_preemptive or policy.learned or policy.queueing == ROUNDS or policy.order == MULTIFACTOR:
         problem = "stops jobs, is learned, or is Slurm's own"
     elif policy.estimate == ORACLE:
-        problem = "knows true run times, which no scheduler does"
+        problem = "needs true run times, which no scheduler has"
     else:
         return
     allowed = "saf-requested (smallest requested GPU time first), qssf, smallest, sjf-history, fifo and the like"
@@ -291,7 +291,7 @@ def why_left(job: LiveJob, last: Mapping[int, Change]) -> str:
     if job.reason not in MOVED:
         return "not looked at yet" if job.reason == "None" else job.reason
     if job.gpus == 0:
-        return "asks for no GPU"
+        return "requests no GPU"
     if job.factor is None:
         return "no single priority"
     return "" if _is_ours(job, last) else _FOREIGN

@@ -72,7 +72,7 @@ def _of_csv(text: str, source: str) -> Table:
             raise InputError(source, key, f"has {len(row)} fields; the header has {len(header)}")
         job_class = row[0].strip()
         if job_class in table:
-            raise InputError(source, key, f"the class {job_class!r:.80} stands there twice")
+            raise InputError(source, key, f"the class {job_class!r:.80} occurs twice")
         cells = zip(header[1:], row[1:], strict=True)
         table[job_class] = {kind: _number(cell, source, f"{key}, {kind}") for kind, cell in cells if cell.strip()}
     if not table:
@@ -452,9 +452,9 @@ def require_a_fit(experiment: JobExperiment) -> None:
         why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(experiment, missing)}"
     else:
         least, most = jobs.gpus.min(), max((pool.gpus for pools in rooms.values() for pool in pools), default=0)
-        why = f"the smallest asks for {least:,} GPUs, and {most:,} is the most that one may have"
+        why = f"the smallest requests {least:,} GPUs, and {most:,} is the most that one may have"
         if least <= most:
-            why = "no type of node that a job may use has as many GPUs, and nodes, as it asks for"
+            why = "no type of node that a job may use has the GPUs, and the nodes, that it requests"
     raise InputError(experiment.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
 
 

@@ -110,14 +110,14 @@ class JobClusterSection(StrictModel):
     def _one_source_of_speeds(self) -> JobClusterSection:
         profiled = [group.profile is not None for group in self.nodes]
         if any(profiled) and self.throughputs is not None:
-            raise ValueError("throughputs and profiles both say how fast GPUs are; leave one of the two out")
+            raise ValueError("throughputs and profiles both specify how fast GPUs are; leave one of the two out")
         if any(profiled) and not all(profiled):
             raise ValueError("some groups of nodes have a profile and others have none; give all of them one, or none")
         return self
 
     @property
     def gpus(self) -> int:
-        """All of them."""
+        """The number of GPUs of all nodes."""
         return sum(group.count * group.gpus for group in self.nodes)
 
 

@@ -119,7 +119,7 @@ class JobRun:
 
     @property
     def begins_ns(self) -> int:
-        """When the run begins."""
+        """The time at which the run begins."""
         return int(self.jobs.submit_ns[0]) if self.snapshot is None else self.snapshot.at_ns
 
     @property

@@ -293,7 +293,7 @@ def _check(trace: JobTrace, source: str) -> None:
     names, codes = trace.codes("job_id")
     if len(names) < len(codes):
         twice = names[int(np.argmax(np.bincount(codes) > 1))]
-        raise InputError(source, "job_id", f"{twice!r:.80} stands there more than once; ids must differ")
+        raise InputError(source, "job_id", f"{twice!r:.80} occurs more than once; ids must differ")
 
 
 # ------------------------------------------------------------------------------------------------------- predictability

@@ -74,7 +74,7 @@ def read_slurm_conf(path: Path) -> SlurmConf:
     order = MULTIFACTOR if multifactor else "fifo"
     policy = JobPolicy(order, queueing, estimate=REQUESTED) if backfills else JobPolicy(order, "strict", estimate=NONE)
     if settings.get("preempttype", "preempt/none").lower() != "preempt/none":
-        notes.append("PreemptType: jobs are stopped by their QOS or partition, which no log tells")
+        notes.append("PreemptType: jobs are stopped by their QOS or partition, which no log records")
     interval_s = _number(parameters.get("bf_interval") or "30", "SchedulerParameters", str(path)) if backfills else 0.0
     return SlurmConf(nodes, shown_name(policy), multifactor, interval_s, tuple(notes))
 
@@ -236,7 +236,7 @@ def _multifactor(settings: Settings, source: str, notes: list[str]) -> dict[str,
     if not any(weights.values()):
         return {}
     if weights["weight_fairshare"]:
-        notes.append("PriorityWeightFairshare: all users stand below one root, whatever accounts they have")
+        notes.append("PriorityWeightFairshare: all users are children of one root, whatever accounts they have")
     spans = {name: span_s(settings.get(key, usual), key, source) for key, (name, usual) in _SPANS.items()}
     return {
         **weights,

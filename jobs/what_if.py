@@ -185,7 +185,7 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
     """Give groups without a type the only one that jobs of the trace request.
 
     Raises:
-        InputError: a group names no type and the trace has several; or no group has a type that jobs ask for, and no
+        InputError: a group names no type and the trace has several; or no group has a type that jobs request, and no
             job does without.
     """
     kinds = sorted(trace.asked_types)
@@ -195,12 +195,12 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
     flags = ", ".join(f"--nodes {first.nodes}x{first.gpus}:{kind}" for kind in kinds[:_MAX_NAMED])
     flags += " and so on" if len(kinds) > _MAX_NAMED else ""
     if len(kinds) > 1 and not all(group.gpu_type for group in nodes):
-        raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {flags}")
+        raise InputError("--nodes", "", f"jobs request several types of GPUs: give the nodes a type: {flags}")
     groups = tuple(replace(group, gpu_type=group.gpu_type or kinds[0]) for group in nodes)
     given_types = {group.gpu_type for group in groups}
     if "" not in trace.gpu_types and not given_types & set(kinds):
         types = ", ".join(map(repr, sorted(given_types)))
-        raise InputError("--nodes", "", f"no job asks for GPUs of type {types}, and each asks for some; write {flags}")
+        raise InputError("--nodes", "", f"no job requests GPUs of type {types}, and each names a type; write {flags}")
     return groups
 
 

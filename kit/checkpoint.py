@@ -65,8 +65,8 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
         raise InputError(str(path), "schema", f"found {file_schema}, expected {schema}: {problem}")
     stored = metadata.pop(CHECKSUM, None)
     if stored != (computed := _checksum(tensors, metadata)):
-        problem = f"says {stored!r:.40}, the content has {computed!r}: it was damaged or changed after it was written"
-        raise InputError(str(path), CHECKSUM, f"{problem}; take the file from where it came, or train it again")
+        problem = f"is {stored!r:.40}, the content has {computed!r}: it was damaged or changed after it was written"
+        raise InputError(str(path), CHECKSUM, f"{problem}; copy the file again, or train it again")
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not (np.abs(tensor) <= MOST).all():
             problem = f"holds numbers that are not finite, or beyond {MOST:g}; train it again"

@@ -52,7 +52,7 @@ def read_json(path: Path) -> Any:
 
 def no_number(constant: str) -> Any:
     """Raise `ValueError`: a hook for `json.loads`, which would accept `NaN` and `Infinity`."""
-    raise ValueError(f"{constant} is not a number that JSON knows")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _neighbor(path: Path) -> str:
     folder = path.absolute().parent
     if not lies_there(folder):
         remedy = ": paths in a scenario count from its folder" if path.is_absolute() else ""
-        return f"; there is no folder {folder}{remedy}"
+        return f"; the folder {folder} does not exist{remedy}"
     names = sorted(file.name for file in folder.glob("*") if file.suffix == path.suffix)
     location = "that folder" if path.is_absolute() else str(folder)
     return f"; in {location}: {nearest(path.name, names[:20])}" if names else f"; looked in {folder}"

@@ -145,7 +145,7 @@ def set_aside(path: Path, ending: str) -> Path:
 
 
 def writable_file(path: Path) -> Path:
-    """Return the path, if a file can be written there, or to what is there; missing folders would be made.
+    """Return the path, if a file can be created or written there; missing folders would be made.
 
     Raises:
         InputError: it can't; nothing was created.
@@ -172,10 +172,10 @@ def writable_folder(path: Path) -> Path:
 
 
 def in_a_folder(path: Path) -> Path:
-    """Return the path, if its folder is there: a mistyped path makes no folders; raises `InputError` if it is not."""
+    """Return the path, if its folder exists: a mistyped path makes no folders; raises `InputError` if it is not."""
     with _refused(path):
         if not path.absolute().parent.is_dir():
-            problem = f"there is no folder {path.parent}; make it, or name one that exists"
+            problem = f"the folder {path.parent} does not exist; make it, or name another"
             raise InputError(str(path), "", problem)
     return path
 
@@ -185,7 +185,7 @@ def _require_writable(path: Path, folder: Path) -> None:
     while not (folder.exists() or folder.is_symlink()):
         folder = folder.parent
     if not folder.is_dir():
-        raise InputError(str(path), "", f"{folder} is not a folder: nothing can lie below it; name another place")
+        raise InputError(str(path), "", f"{folder} is not a folder: it can hold nothing; name another place")
     with tempfile.TemporaryFile(dir=folder):
         pass
 

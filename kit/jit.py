@@ -90,7 +90,7 @@ class _LinkedLibrary(JITCodeLibrary):
         self._final_module.link_in(module)
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return 0: there is no machine code, as Python can't call the function."""
+        """Return 0 for no machine code, as Python can't call the function."""
         self._ensure_finalized()
         return 0
 

@@ -172,7 +172,7 @@ def _admit(name: str, source: str, key: str) -> None:
     description = f"{_shown(_file(_found(module))) or module}: {attribute}"
     if os.environ.get(REFUSING, "0") not in ("", "0"):
         problem = f"{name!r} is custom code ({description}), which --no-own-code (or {REFUSING}=1) refuses"
-        raise InputError(source, key, f"{problem}; leave that out where you trust the file")
+        raise InputError(source, key, f"{problem}; leave that out if you trust the file")
     if (listener := _listener.get()) is not None:
         location = f"{source}: {key}" if key else source
         listener(name, f"own code: {description} ({location}) runs with your rights")

@@ -52,7 +52,7 @@ def _finite(value: Any) -> Any:
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _finite(part)
     if isinstance(value, float) and not isfinite(value):
-        raise ValueError(f"{value} stands in it; numbers must be finite")
+        raise ValueError(f"contains {value}; numbers must be finite")
     return value
 
 
@@ -291,7 +291,7 @@ def _remedy(key: str, kind: str, value: Any, context: Mapping[str, Any], *, is_i
         return "; in quotes it is a text" + (', such as "yes"' if isinstance(value, bool) else f': "{value}"')
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
         alone = ", which is this one number" if isinstance(value, int | float) else ""
-        return f"; a list stands in brackets: [{value!s:.40}]{alone}"
+        return f"; write a list in brackets: [{value!s:.40}]{alone}"
     if kind == "literal_error" and isinstance(value, str):
         close = nearest(value, re.findall(r"'([^']+)'", context["expected"])).partition("? ")
         return f"; {close[0]}?" if close[1] else ""

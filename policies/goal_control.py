@@ -258,7 +258,7 @@ class Steered:
         """
         control = self._goals("weight of energy", weight)
         if not control.weighs:
-            raise ValueError("this router knows no energy; only compass has a weight of it")
+            raise ValueError("this router has no energy weight; only compass has one")
         for controller in control.all:
             controller.energy_weight = FOLLOW if weight is None else weight
 

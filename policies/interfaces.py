@@ -328,12 +328,12 @@ class RouterConfig:
 
     @property
     def class_models(self) -> tuple[int, ...]:
-        """For each class the number of its model."""
+        """The number of each class's model."""
         return self.model_of or (0,) * self.class_count
 
     @property
     def class_widths(self) -> tuple[tuple[float, ...], ...]:
-        """For each class the widths that its requests may run at: its model's."""
+        """The widths that requests of each class may run at: those of its model."""
         return tuple(self.model_widths[model] for model in self.class_models)
 
     def has_key(self, key: WorkKey) -> bool:

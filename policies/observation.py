@@ -3,7 +3,7 @@
 The observation (`ObservationSpec`) has fixed scales, never running ones: it means the same at the start of training, at
 its end and on executors, and a stored router needs no statistics except its weights.
 
-Batching delays (`Waits`): a policy chooses a wait by its index. Index 0 is no batching delay. Index k delays the
+Batching delays (`Waits`): a policy chooses a wait by its index. Index 0 means no batching delay. Index k delays the
 candidates until the next larger micro-batch is full, for the k-th wait at most.
 """
 

@@ -125,7 +125,7 @@ class Books:
             if step.core == ROUTER_LOG:
                 self._router.observe(number, step)
             else:
-                self._router.note(number, f"is of {step.core}, whose incarnations have logs of their own")
+                self._router.note(number, f"is of {step.core}, whose incarnations have separate logs")
             yield step
 
     def server_incarnation(
@@ -152,7 +152,7 @@ class Books:
         router, violations = self._router, list(self._router.violations)
         for server_incarnation in sorted(router.born - self._server_incarnations.keys()):
             violations.append(
-                Violation(str(server_incarnation), None, "there is no log of it, and the router says that it served")
+                Violation(str(server_incarnation), None, "it has no log, and by the router's log it served")
             )
         for _, book in sorted(self._server_incarnations.items(), key=lambda entry: entry[0]):
             violations += [*book.violations, *_compare(router, book)]
@@ -303,7 +303,7 @@ def _compare(router: _RouterBook, book: _IncarnationBook) -> Iterator[Violation]
     """Compare one incarnation in the router's log with the incarnation's log."""
     server_incarnation = book.server_incarnation
     if server_incarnation not in router.born:
-        yield Violation(book.name, None, "there is a log of it, and the router says nothing of it")
+        yield Violation(book.name, None, "it has a log, and the router's log does not mention it")
         return
     ended = router.ended.get(server_incarnation, "")
     if book.ended not in (None, ended):
@@ -315,7 +315,7 @@ def _compare(router: _RouterBook, book: _IncarnationBook) -> Iterator[Violation]
                 book.name, step, f"micro-batch {micro_batch.micro_batch} arrived, which the router never sent there"
             )
     if book.steps < book.heard:
-        problem = f"its log ends after {book.steps} steps, and the router had heard of {book.heard}"
+        problem = f"its log ends after {book.steps} steps, and the router had received {book.heard}"
         yield Violation(book.name, None, problem)
         return  # the rest of the log is missing
     heard = router.answers.get(server_incarnation, {})
@@ -328,7 +328,7 @@ def _compare(router: _RouterBook, book: _IncarnationBook) -> Iterator[Violation]
     for answer, times in book.answers.items():
         for step, micro_batches in times[len(heard.get(answer, ())) :]:
             if step < in_time:
-                yield Violation(book.name, step, f"{_text(answer, micro_batches)}, and the router did not hear of it")
+                yield Violation(book.name, step, f"{_text(answer, micro_batches)}, and the router did not receive it")
 
 
 def _heard_in_time(book: _IncarnationBook, heard: _Answers, *, is_drained: bool) -> int:

@@ -2,7 +2,7 @@
 itself.
 
 Events and the time go in, commands come out. If a request is waiting and a server can take a micro-batch, the core
-wants its timer at once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision
+wants its timer at once; at `RouterTimer`, which comes after all other events of the instant, it requests a decision
 (`Decide`, with a frozen snapshot of the cluster and the candidate micro-batch). The answer `Decided` sends up to the
 chosen number of the candidates; on `Delayed` their batch queue is delayed: they stay in the FIFO, and decisions skip
 the queue. A `BatchingDelayRule` delays batch queues without a decision. One decision is in progress at a time. A
@@ -605,7 +605,7 @@ class RouterCore:
         """Delay the candidates' batch queue. If that is impossible by now, or enough requests wait, ask again."""
         batching_delay, question = event.batching_delay, self._answered(event.decision)
         queue_key, candidates = question.queue_key, question.requests
-        assert question.may_delay, "the policy held those who may not be held"
+        assert question.may_delay, "the policy delayed requests that may not be delayed"
         is_one = (
             batching_delay.wait_ns > 0
             and len(candidates) < batching_delay.requests <= self.config.micro_batch_sizes[-1]

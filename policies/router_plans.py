@@ -101,7 +101,7 @@ class CompiledRouter:
 
     Attributes:
         row: its plan; the memory is updated there.
-        replan: a function of (plan, observation) for when the plan asks for it; None if it never does.
+        replan: a function of (plan, observation) for when the plan requests it; None if it never does.
         batching_delay: the batching delay rule for the router's core.
         keep: writes the plan's memory into the router that it was made from.
     """

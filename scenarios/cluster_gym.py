@@ -8,7 +8,7 @@ one; `changes={"workload.rate_img_s": 600}` are other values than its own. `dura
 
 An action is (server, width index, micro-batch size index). What is masked is replaced by the nearest that is allowed:
 `info` has `server_mask` and `width_mask` before, and `replaced` after. `action_masks()` has them in one row, as
-sb3-contrib's `MaskablePPO` asks for it. With `batching_delays_s=[0.002, 0.01]` a fourth index waits so long for others
+sb3-contrib's `MaskablePPO` requires it. With `batching_delays_s=[0.002, 0.01]` a fourth index waits so long for others
 to join (0: does not).
 
 When an episode ends, `info["figures"]` has the figures of its run: `accuracy`, `latency_mean_s`, `latency_p99_s`,

@@ -529,9 +529,7 @@ def _read(text: str) -> Profile:
     profile = strict.validate(Profile, raw, "")
     if stored is not None and stored != (checksum := _checksum(raw)):
         problem = f"{stored!r:.40} is not of the file's other keys ({checksum!r}): it was changed by hand, or damaged"
-        remedy = (
-            "to keep the change, delete the line `checksum`; else calibrate again, or take the file from where it came"
-        )
+        remedy = "to keep the change, delete the line `checksum`; otherwise calibrate again, or copy the file again"
         raise InputError("", "checksum", f"{problem}; {remedy}")
     if profile.provenance not in (Provenance.DATASHEET, Provenance.EMULATED) and not profile.errors:
         raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")

@@ -229,7 +229,7 @@ class SimulatedHost:
 
     def hear(self, server: int, message: int, images: int, now_ns: int) -> int:
         """Process a message that has arrived; returns when its requests are back. `table` is not None."""
-        assert self.table is not None, "a host without costs hears at once"
+        assert self.table is not None, "a host without costs receives at once"
         drawn, before_ns = hashed(self._returned_salt, server, message), self.free_ns
         cost_ns = self.table.cost_ns(self.table.returned, images, drawn, now_ns - before_ns)
         begun_ns = max(self._work(cost_ns, now_ns), before_ns)

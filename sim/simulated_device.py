@@ -394,10 +394,10 @@ def steady_points(device: SteadyDevice, loads: Sequence[float]) -> list[SteadyPo
     """Return the steady state at each load.
 
     Raises:
-        ValueError: a load is not within (0, 1): there is no steady state.
+        ValueError: a load is not within (0, 1), so no steady state exists.
     """
     if not all(0 < load < 1 for load in loads):
-        raise ValueError(f"a steady load lies between 0 and 1: {list(loads)}")
+        raise ValueError(f"a steady load must be between 0 and 1: {list(loads)}")
     return [_steady_point(device, load) for load in loads]
 
 

@@ -110,7 +110,7 @@ def network_of(text: str | None, source: str = "--network") -> Network | None:
     """Return a network by its name; behind a custom one are the options that its class is called with, as JSON.
 
     Raises:
-        InputError: there is no such network, or the text behind the name is not a JSON object.
+        InputError: the network is unknown, or the text behind the name is not a JSON object.
     """
     from hw.networks.accuracy_table import options_of
     from hw.networks.network_files import Network
@@ -135,7 +135,7 @@ def path(text: str) -> Path:
 
 
 def new_file(text: str) -> Path:
-    """Read a path that can be written, into a folder that is there: a mistyped path makes no folders."""
+    """Read a path that can be written, into a folder that exists: a mistyped path makes no folders."""
     from kit.files import in_a_folder, writable_file
 
     return writable_file(in_a_folder(path(text)))

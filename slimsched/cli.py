@@ -28,7 +28,7 @@ def overview(group: str = "") -> str:
             "",
             *(f"  {name:<{width}}  {text}" for name, text in commands.items()),
             "",
-            "slimsched COMMAND --help explains one; slimsched --version tells the version.",
+            "slimsched COMMAND --help explains one; slimsched --version prints the version.",
         ]
     )
 

@@ -261,7 +261,7 @@ def _img_s(curve: LatencyCurve) -> float:
 def _within_chance(candidates: Sequence[Judged], beaten: Mapping[str, Judged]) -> list[tuple[Judged, Judged]]:
     """Return, of those that are kept, each that is better than the next, but not significantly.
 
-    Of images that one of both gets right, nearly as many are the other's (McNemar's test, at 5 %).
+    Of images that only one of both gets right, nearly half are the other's (McNemar's test, at 5 %).
     """
     from scipy.stats import binomtest
 
@@ -296,7 +296,7 @@ def _answer(
         if label in beaten:
             better = beaten[label]
             cells += [""] * (2 * len(profiles))
-            use = f"left out: {better.member.label} knows as much in {better.pass_s / candidate.pass_s:.2f} of its time"
+            use = f"left out: {better.member.label} is as good in {better.pass_s / candidate.pass_s:.2f} of its time"
             document["dominated_by"] = better.member.label
         else:
             curves = {name: _curve(profile, spec.width_of(label)) for name, profile in profiles.items()}
@@ -322,7 +322,7 @@ def _answer(
             for server, labels in holds.items()
         ),
         *(
-            f"the lead of {a.member.label} over {b.member.label} is not statistically significant: more images tell"
+            f"the lead of {a.member.label} over {b.member.label} is not statistically significant: give more images"
             for a, b in close
         ),
         f"top-1 of {images} test images, and where its 95 % interval begins and ends",
@@ -527,7 +527,7 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
     from scenarios.job.network_stages import make_accuracy, make_model
     from scenarios.show.tables import UNBROKEN, Table, columns, to_text
 
-    run = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is looked at
+    run = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is checked
     section = run.scenario.model
     if section.network is None and section.checkpoint is None:
         problem = "missing; it names the network to train (or model.checkpoint one that is trained)"
@@ -561,7 +561,7 @@ def check_model(network: str, /) -> CommandResult:
             {"classes": 10}'; or the file (.safetensors) of a slimmed network.
 
     Raises:
-        InputError: there is no such network.
+        InputError: the network is unknown.
     """
     from hw.networks import network_checks
     from hw.networks.network_checks import RULES, broken_rules, rules_of, unchecked_rules

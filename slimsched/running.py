@@ -294,7 +294,7 @@ def save_router(
         scenario: the one that was learned on; what `load` returned, or takes.
         layers: a `torch.nn.Sequential`; or from the input on, with a tanh between them, each layer's weights
             (outputs, inputs) and biases (outputs,), as `torch.nn.Linear` has them.
-        out: the file, `NAME.safetensors`. A router that is there is replaced, another file is not.
+        out: the file, `NAME.safetensors`. An existing router is replaced, another file is not.
         deterministic: the router takes the most probable of each part; by default it draws, as libraries do in
             training.
 

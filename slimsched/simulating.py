@@ -425,8 +425,8 @@ def plan(
     run = with_routers(begin(scenario, changes, out), "compare", routers)
     keys = run.scenario
     if keys.classes:
-        remedy = "`slimsched capacity` tells what each router sustains, class by class"
-        raise InputError(keys.name, "classes", f"a plan knows no classes of requests; {remedy}")
+        remedy = "`slimsched capacity` shows what each router sustains, class by class"
+        raise InputError(keys.name, "classes", f"a plan has no classes of requests; {remedy}")
     experiment = run.experiment()
     names = tuple(map(str, keys.compare.routers))
     require_distinct_names(names)

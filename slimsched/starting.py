@@ -59,7 +59,7 @@ def init(
         accuracy: a table of accuracies by width tuple, of the profiles' network (the paper's).
 
     Raises:
-        InputError: the file is there already, or a choice is none.
+        InputError: the file exists already, or a choice is invalid.
     """
     from kit.documents import write_text
     from kit.files import writable_file
@@ -71,7 +71,7 @@ def init(
 
     path = writable_file(Path(file))
     if path.exists():
-        raise InputError(str(path), "", "is there already; name another file, or remove it")
+        raise InputError(str(path), "", "exists already; name another file, or remove it")
     name = as_name(path.stem, "scenario")
     answers = {"gpu": list(gpus), "link": link, "rate": rate, "duration": duration}
     table = None if accuracy is None else Path(accuracy)
@@ -202,7 +202,7 @@ def _router(name: str) -> str:
 # ---------------------------------------------------------------------------------------------------- what can be named
 
 
-_BEGINNING: Final = 20_000  # bytes of a file that are looked at
+_BEGINNING: Final = 20_000  # bytes of a file that are read
 _PLACEMENTS: Final = {  # which server each takes, as in docs/routers.md; every segment at full width
     "weighted-random": "at random, as likely as it is fast",
     "round-robin": "after the last one",
@@ -273,7 +273,7 @@ def _table(kind: str, entries: list[dict[str, str]]) -> str:
     from scenarios.show.tables import Column, Table, to_text
 
     if not entries:
-        return f"no {kind.removesuffix('s')} lies in this folder, nor in ./{kind}"
+        return f"no {kind.removesuffix('s')} is in this folder, nor in ./{kind}"
     rows = [[entry["name"], entry["about"] if entry["ships"] else f"here: {entry['about']}"] for entry in entries]
     return to_text([Table([Column(kind), Column("", is_text=True)], rows)])
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R", bound="Document")
 
-# ------------------------------------------------------------------------------------------------------ who hears of it
+# ------------------------------------------------------------------------------------------------------------ observers
 
 
 class Observer(Protocol):
@@ -198,7 +198,7 @@ def with_routers(run: Run, section: str, routers: Sequence[str | Path], seeds: S
     return run.with_section(section, **update) if update else run
 
 
-# ---------------------------------------------------------------------------------------------- told before the work
+# ------------------------------------------------------------------------------------------ reported before the work
 
 
 def ready_engine(

@@ -1,4 +1,4 @@
-"""`make gpu`: every check in a process of its own, with a deadline; evidence is written again after each.
+"""`make gpu`: every check in a separate process, with a deadline; evidence is written again after each.
 
     python -m benchmarks.gpu --seconds 530 --out runs/gpu       # on the GPU that is here
     python -m benchmarks.gpu --emulated                         # on the CPU, as far as that goes
@@ -6,7 +6,7 @@
     python -m benchmarks.gpu --list                             # what each looks at, when it passes, how long it takes
     python -m benchmarks.gpu visit 1                            # a visit to a lent GPU (benchmarks/gpu/visit.py)
 
-Nothing is installed and no network is used. Exit code 1 where a check failed.
+Nothing is installed and no network is used. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations

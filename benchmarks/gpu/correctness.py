@@ -215,7 +215,7 @@ class _Race:
 
 def memory(stand: Stand) -> str:
     """Check a shortage of memory: a batch that is too large is reported; without the hog it runs."""
-    stand.require_gpu("memory of its own")
+    stand.require_gpu("dedicated memory")
     instances = stand.instances()
     instance, batch = instances.make(1, 1.0), 4096
     x = stand.activations(1, IMAGE, batch)

@@ -40,7 +40,7 @@ def calls(stand: Stand) -> str:
     stand.require_gpu("NVML")
     nvml = load_nvml()
     if nvml is None:
-        return "there is no NVML"
+        return "NVML is missing"
     handle = nvml_handle(nvml, 0)
     sensor, watch = NvmlSensor(nvml, handle), GpuWatch(nvml, handle, tuple)
     stand.tell(sensor.describe())
@@ -80,4 +80,4 @@ def contexts(stand: Stand) -> str:
         stand.tell(used)
     (alone,), beside = used["alone_bytes"], used["side_by_side_bytes"]
     is_apart = any(abs(each - alone) > APART * alone for each in beside)
-    return "they lie apart" if is_apart or not alone else ""
+    return "they differ" if is_apart or not alone else ""

@@ -33,7 +33,7 @@ def _sensor(stand: Stand) -> NvmlSensor:
     stand.require_gpu("NVML")
     nvml = load_nvml()
     if nvml is None:
-        raise RuntimeError("there is no NVML")
+        raise RuntimeError("NVML is missing")
     return NvmlSensor(nvml, nvml_handle(nvml, 0))
 
 
@@ -77,7 +77,7 @@ def idles(stand: Stand) -> str:
     fall = _looks(sensor, FALL_S)
     after_w = _mean_w([look for look in fall if 1.0 <= look.at_s - fall[0].at_s <= 1.5])
     clocks = [look.details.sm_clock_mhz for look in fall if look.details.sm_clock_mhz is not None]
-    clocks_mhz = f"{clocks[0]} ... {clocks[-1]}" if clocks else "not told"
+    clocks_mhz = f"{clocks[0]} ... {clocks[-1]}" if clocks else "not reported"
     stand.tell({"fall_s": fall_s(fall, RISE_S), "after_1_s_w": after_w, "clocks_mhz": clocks_mhz})
     return "less power with a context than without" if context_w[1] < (1 - STEADY) * bare else ""
 
@@ -109,7 +109,7 @@ def _one(stand: Stand, sensor: NvmlSensor, point: Point, pause_s: float, name: s
         numbers[f"{name}_throttling"] = ", ".join(sorted(reasons))
     stand.tell(numbers)
     is_apart = pause_s == 0 and counted_w is not None and abs(counted_w / polled_w - 1) > STEADY
-    return [f"{name}: the counter lies apart"] if is_apart else []
+    return [f"{name}: the counter differs from the polled mean"] if is_apart else []
 
 
 def _looks(sensor: NvmlSensor, seconds: float) -> list[Watched]:

@@ -1,4 +1,4 @@
-"""A separate process for each check, with a deadline; its reports until then count."""
+"""A separate process for each check, with a deadline; its reports until the deadline count."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     """Run `visit N` or `keep FOLDER`; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    visiting = verbs.add_parser("visit", help="carry out the steps of visit 1 or 2")
+    visiting = verbs.add_parser("visit", help="run the steps of visit 1 or 2")
     visiting.add_argument("visit", type=int, choices=SECONDS)
     visiting.add_argument("--seconds", type=float, help="of all steps together (540 and 300)")
     visiting.add_argument("--stretch", type=float, default=1.0, help="of deadlines, for a slow machine (1)")

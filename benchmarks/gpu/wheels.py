@@ -3,7 +3,7 @@
 python -m benchmarks.gpu.wheels                 # what is missing here, but not what that needs in turn
 python -m benchmarks.gpu.wheels --has NAMES     # what a machine lacks that has these (`pip list --format=freeze`)
 
-The second needs all of them here, for it asks for the versions that are here.
+The second needs all of them here, as it looks for the versions that are here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         lines = re.findall(r"^([\w.-]+)(?:==(\S+))?", options.has.read_text(encoding="utf-8"), re.MULTILINE)
         missing = lacking({canonicalize_name(name): version for name, version in lines}, options.python)
         if unknown := [name for name, version in missing.items() if not version]:
-            parser.error(f"not here either, so their requirements are unknown: {' '.join(unknown)}; ask where they are")
+            parser.error(f"not here either, so their requirements are unknown: {' '.join(unknown)}; ask there")
         pins = " ".join(f"{name}=={version}" for name, version in missing.items())
         platforms = " ".join(f"--platform {platform}" for platform in PLATFORMS)
         flags = f"--only-binary=:all: --python-version {options.python} {platforms}"

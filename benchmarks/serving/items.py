@@ -173,6 +173,6 @@ def _ended(stand: Stand, rate_img_s: float, before_s: float) -> list[Row]:
     lost = document["accepted"] - document["answered"]
     return [
         row("faults", "accepted - answered at SIGTERM", lost, 0.0, detail=document),
-        row("faults", "answered - heard by clients", document["answered"] - outcome.codes[ANSWERED], 0.0, detail=codes),
+        row("faults", "answered - seen by clients", document["answered"] - outcome.codes[ANSWERED], 0.0, detail=codes),
         row("faults", "its exit code", code, 0.0),
     ]

@@ -225,7 +225,7 @@ def saturated_img_s(
         if found_img_s * seconds > 2 * connections * images:
             return found_img_s
         seconds *= 2
-    raise WorkError(f"{server.url}: {found_img_s:.3g} images/s are answered, too few to tell what it sustains")
+    raise WorkError(f"{server.url}: {found_img_s:.3g} images/s are answered, too few to measure its capacity")
 
 
 def throughput_img_s(outcome: Outcome, seconds: float, images: int) -> float:

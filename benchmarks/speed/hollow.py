@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time  # noqa: TID251 - lanes tell real times
+import time  # noqa: TID251 - lanes report real times
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,11 +1,11 @@
-"""What a micro-batch costs the router's process and the workers, where passes take no time.
+"""What a micro-batch costs the router's process and the workers, if passes take no time.
 
     python -m benchmarks.speed.hops                      # blocks of 1, 8 and 32 images, of 12 kB and of 256 KiB each
     python -m benchmarks.speed.hops --rate               # the highest rate that is sustained
 
 Three workers, four segments, `sticky`, no log. A micro-batch is one decision: a micro-batch on one server for one
 segment. CPU time is without looking out for messages; the router's is the median over windows of a second. The goal is
-100 us a micro-batch where the reference engine makes 10,000 decisions a CPU-second, in proportion elsewhere.
+100 us a micro-batch if the reference engine makes 10,000 decisions a CPU-second, in proportion on other hosts.
 
 With `--emulated` the workers have the simulator's own model of an RTX 2080 Ti behind them, ten thousand times as fast.
 """

@@ -2,12 +2,11 @@
 
     python -m benchmarks.speed.router_host --runs 5 --out scenarios/data/host.yaml    # then: make profiles
 
-Three emulated servers play `scenarios/paper-live.yaml` five times as slow as the GPUs: nothing computes beside the
-router. Each run has two parts, both with the router `random`. Steady arrivals, few at a time, tell the ways: a
-micro-batch
-meets nobody there. Bursts tell what an image costs: blocks of 1 to 128. What the router's process costs is fitted to
-all runs together, as the stage `serving` does it (`scenarios.executors.serving_costs`); the ways are those of the run
-whose mean is the median.
+Three emulated servers play `scenarios/paper-live.yaml` five times as slow as the GPUs: only the router computes. Each
+run has two parts, both with the router `random`. Steady arrivals, few at a time, show the ways: no two micro-batches
+meet there. Bursts, in blocks of 1 to 128, show what an image costs. What the router's process costs is fitted to all
+runs together, as the stage `serving` does it (`scenarios.executors.serving_costs`); the ways are those of the run whose
+mean is the median.
 """
 
 from __future__ import annotations

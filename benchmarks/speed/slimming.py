@@ -1,4 +1,4 @@
-"""Does slimming pay on a device? Every segment and the whole network at every uniform width, beside their baselines.
+"""Does slimming pay on a device? Every segment and the whole network at every uniform width, with their baselines.
 
 python -m benchmarks.speed.slimming slimresnet18 --device cpu:0 --json slimming.json
 

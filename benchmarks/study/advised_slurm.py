@@ -169,7 +169,7 @@ def _waits(slurm: RealSlurm, folder: Path) -> Waits:
     return Waits(trace.job_id, trace.gpus, trace.recorded_wait_s)
 
 
-# ----------------------------------------------------------------------------------------------------- beside simulated
+# ---------------------------------------------------------------------------------------------- compared with simulated
 
 
 def _live_rows(scenario: Path, own: Waits, advised: Waits) -> Sequence[Row]:

@@ -110,7 +110,7 @@ def _asked(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series[bool]]]:
     for kind, weights in WEIGHTS.items():
         of = frame[frame["router"] == kind].set_index("seed")
         if (row := weights.asked) is not None:
-            assert None not in (row.latency_change_pct, row.energy_change_pct), "the paper tells it"
+            assert None not in (row.latency_change_pct, row.energy_change_pct), "the paper states both"
             changes = f"latency {row.latency_change_pct:+g} %, energy {row.energy_change_pct:+g} % against random"
             yield (
                 f"{kind}: Table {row.table} ({changes}, {row.accuracy_pct:g} % accurate)",

@@ -191,7 +191,7 @@ def _require_grid(tuples: Sequence[Widths], source: str) -> None:
             problem = f"{list(row)} has {len(row)} widths, the first tuple has {len(tuples[0])}"
             raise InputError(source, f"tuples.{number}", problem)
         if row in numbers:
-            raise InputError(source, f"tuples.{number}", f"{list(row)} stands at tuples.{numbers[row]} already")
+            raise InputError(source, f"tuples.{number}", f"{list(row)} is already at tuples.{numbers[row]}")
         numbers[row] = number
     together: list[set[float]] = []
     for row in tuples:

@@ -368,7 +368,7 @@ def _own(name: str) -> Dataset:
         parts = [(part, getattr(instance, part)) for part in PARTS]
     (train, train_labels), (test, test_labels) = (_part(f"{name}: {part}", value) for part, value in parts)
     if train.shape[1:] != test.shape[1:]:
-        raise _wrong(f"{name}: images of train are {train.shape[1:]}, of test {test.shape[1:]}; they must be alike")
+        raise _wrong(f"{name}: images of train are {train.shape[1:]}, of test {test.shape[1:]}; they must be equal")
     classes = int(train_labels.max()) + 1
     if test_labels.max() >= classes:
         raise _wrong(f"{name}: test has the label {test_labels.max()}; labels of train end at {classes - 1}")
@@ -422,10 +422,10 @@ def equally_large(
         The target, and how many were left out.
 
     Raises:
-        InputError: the folder has no images, the target is there already, or more than 1 % can't be read.
+        InputError: the folder has no images, the target exists already, or more than 1 % can't be read.
     """
     if target.exists():
-        raise InputError(str(target), "", "is there already; name it as --images without --size, or remove it")
+        raise InputError(str(target), "", "exists already; name it as --images without --size, or remove it")
     images = list(_found(folder))
     if not images:
         raise InputError(str(folder), "", "has no images; they are in train/CLASS/ and test/CLASS/, or in CLASS/")

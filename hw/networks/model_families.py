@@ -403,7 +403,7 @@ def _joined(specs: Mapping[str, ModelSpec], source: str) -> ModelSpec:
                 f"{name}: {' x '.join(map(str, each.input_shape))} in {each.segments} segments, {each.classes} classes"
                 for name, each in specs.items()
             ]
-            remedy = "take networks of as many segments and classes, whose images are alike or whole times as large"
+            remedy = "take networks with equal numbers of segments and of classes; image sizes may be integer multiples"
             raise InputError(source, "", f"{', '.join(models)}; {remedy}")
     return ModelSpec(
         segments=specs[first].segments,

@@ -77,7 +77,7 @@ class _BrokenError(Exception):
 
 _NOT_RUN = (
     "the numbers are segment, width and previous_width, at which run_segment could not run; look at the line that is "
-    "named: weights have the shapes that weight_shapes says, x is what the segment before gave; use nothing else"
+    "named: weights have the shapes of weight_shapes, x is the output of the previous segment; use nothing else"
 )
 
 
@@ -264,7 +264,7 @@ def _serves_beside_others(subject: Subject) -> None:
             for thread in threads:
                 thread.join()
         if wrong_keys:
-            raise _BrokenError(f"at {wrong_keys[0]} it gives other numbers while another instance runs beside it")
+            raise _BrokenError(f"at {wrong_keys[0]} it gives other numbers while another instance runs, too")
 
 
 @contextmanager
@@ -295,9 +295,9 @@ def _counts_its_cost(subject: Subject) -> None:
         params = sum(prod(shape) for shape in shapes.values())
         expected = (counts.macs, params, y.numel() * y.element_size())
         if (cost.macs, cost.params, cost.activation_bytes) != expected:
-            raise _BrokenError(f"at {key} it says {cost}; counted are (macs, params, activation_bytes) = {expected}")
+            raise _BrokenError(f"at {key} it returns {cost}; expected (macs, params, activation_bytes) = {expected}")
         if min(cost.moved_bytes, cost.kernels) < 1:
-            raise _BrokenError(f"at {key} it says {cost}: nothing moved or launched")
+            raise _BrokenError(f"at {key} it returns {cost}: nothing moved or launched")
 
 
 def _costs_more_when_wider(subject: Subject) -> None:
@@ -363,7 +363,7 @@ RULES: dict[str, tuple[str, Check, str]] = {  # the rule, its check, and the rem
     "no neighbours": (
         "an image's result does not depend on the other images of its batch",
         _knows_no_neighbours,
-        "normalize each image by itself: GroupNorm with a constant number of channels a group, or LayerNorm",
+        "normalize each image separately: GroupNorm with a constant number of channels a group, or LayerNorm",
     ),
     "instances": (
         "an instance computes what the network does, from its own weights, at every width up to its own",

@@ -10,7 +10,7 @@ Tuning: every width learns from the labels and from the given network (the sandw
 from __future__ import annotations
 
 import copy
-import time  # noqa: TID251 - as many epochs as there is time for
+import time  # noqa: TID251 - epochs fill the time that is given
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -224,7 +224,7 @@ def fitted(module: nn.Module, dataset: Dataset, source: str, tried_on: int = 500
         shares = {name: top1(network, sample, batch=100) for name, network in tried.items()}
     except Exception as error:
         shape, problem = images.shape[1:], in_a_line(f"{type(error).__name__}: {error}")
-        remedy = "--size shows how large a folder's images shall be"
+        remedy = "--size sets the size of a folder's images"
         raise InputError(
             source, "", f"can't take images of {shape} from {dataset.name} ({problem}); {remedy}"
         ) from None
@@ -345,7 +345,7 @@ def converted(
         checkpoint.unlink()
     if conversion.given - conversion.top1[1.0] > MOST_LOST:
         text = ", ".join(f"{100 * share:.1f} % at {width:g}" for width, share in conversion.top1.items())
-        problem = f"not worth it: {text}, where the given network has {100 * conversion.given:.1f} %"
+        problem = f"not worth it: {text}; the given network has {100 * conversion.given:.1f} %"
         raise WorkError(f"{label}: {problem}; give it more --minutes, or more images")
     return conversion
 

@@ -41,7 +41,7 @@ class Buildable(Protocol):
 
     @property
     def label(self) -> str:
-        """Its name in one line."""
+        """The network's name in one line."""
         ...
 
     def build(self) -> Servable:
@@ -80,7 +80,7 @@ class Network(Named):
 
     @property
     def label(self) -> str:
-        """Its name and options in one line: two networks are the same if these are."""
+        """The network's name and options in one line: two networks are the same if these are."""
         return label_of(self.name, self.options)
 
     def build(self) -> SlimmableModel:
@@ -142,7 +142,7 @@ class ModelFile:
             raise InputError(str(self.path), "", problem) from None
         digest = model_hash(model.state_dict())
         if digest != metadata.get("hash"):
-            problem = f"the weights hash to {digest}, the header says {metadata.get('hash')!r}: the file was damaged"
+            problem = f"the weights hash to {digest}, the header has {metadata.get('hash')!r}: the file was damaged"
             raise InputError(str(self.path), "hash", problem)
         return model.eval(), metadata
 
@@ -196,7 +196,7 @@ class ModelFile:
     def _own(self, label: str) -> SlimmableModel:
         """Build a user's class: under the name that the caller gives, never the file's alone."""
         if not label:
-            raise InputError(str(self.path), "network", "the header does not say which network this is; train it again")
+            raise InputError(str(self.path), "network", "the header does not name its network; train it again")
         if self.network is None:
             raise InputError(str(self.path), "network", f"holds weights of {label!r}; {_NAME_IT}")
         if self.network.label != label:

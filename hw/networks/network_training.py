@@ -262,7 +262,7 @@ def train(
     on_step: Callable[[int, int], None] | None = None,
     teacher: nn.Module | None = None,
 ) -> SlimmableModel:
-    """Train a network, from `checkpoint` on if that file is there (and finished epochs are not repeated).
+    """Train a network, from `checkpoint` on if that file exists (and finished epochs are not repeated).
 
     Args:
         on_epoch: called after each epoch, when its checkpoint is written.

@@ -216,7 +216,7 @@ class Group(StrictModel):
     """Channels that are kept and dropped together.
 
     Attributes:
-        segment: whose width they follow; 0: all are there at every width, as those of images and of classes.
+        segment: whose width they follow; 0: all exist at every width, as those of images and of classes.
         count: at full width.
         unit: they are dropped in multiples of this: the channels of one group of GroupNorm.
     """

@@ -112,7 +112,7 @@ def library_maker(network: Named) -> _Make | None:
         return None
     names, make = _torchvision() if kind == TORCHVISION else _timm(network)
     if name not in names:
-        problem = f"{kind} has no {name!r} that tells what an image is of"
+        problem = f"{kind} has no {name!r} that classifies images"
         raise InputError(network.source, network.key, f"{problem}; {in_a_line(nearest(name, names), 120)}")
     return make
 

@@ -145,10 +145,10 @@ def _of_its_classes(
 def _without_prefix(state: dict[str, Tensor], needed: Mapping[str, Any], path: Path) -> tuple[dict[str, Tensor], str]:
     """Remove the prefix of wrappers before the network's names, and tensors without it; return a description, too.
 
-    It is the prefix by which most of the wanted names are there.
+    It is the prefix by which most of the wanted names exist.
 
     Raises:
-        InputError: all are there by several prefixes.
+        InputError: all exist by several prefixes.
     """
     if needed.keys() <= state.keys():
         return state, ""
@@ -180,7 +180,7 @@ def _out_of_a_sequence(state: dict[str, Tensor], needed: Mapping[str, Any]) -> t
         return state, ""
     new_names = {each[0]: name for name, each in names.items()}
     layers = ", ".join(sorted({name.rpartition(".")[0] for name in new_names}))
-    return {new_names.get(name, name): tensor for name, tensor in state.items()}, f"{layers}, and nothing beside it"
+    return {new_names.get(name, name): tensor for name, tensor in state.items()}, f"{layers}, and nothing else"
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -255,7 +255,7 @@ def _why(error: Exception) -> str:
             return "holds objects that are not tensors, such as NumPy's arrays; save the network's state_dict()"
         return f"holds code ({name}), not only weights, and nothing of it was run; save the network's state_dict()"
     if isinstance(error, MemoryError) or "allocate memory" in text:
-        return "takes far more memory than its size tells; it is damaged, or made to do harm"
+        return "takes far more memory than its size suggests; it is damaged, or malicious"
     return f"is damaged, cut short, or not of torch.save ({in_a_line(f'{type(error).__name__}: {text}', 120)})"
 
 
@@ -329,7 +329,7 @@ def members_of(text: str, source: str) -> list[Member]:
         raise InputError(source, "", f"name 1 to {MAX_MEMBERS} networks, such as torchvision:resnet18")
     if len(classes := own_classes(members)) > 1:
         problem = f"{', '.join(sorted(classes))}: a family has at most one custom class"
-        raise InputError(source, "", f"{problem}; let its options tell which")
+        raise InputError(source, "", f"{problem}; vary its options instead")
     return members
 
 

@@ -221,7 +221,7 @@ class WorkerProcess(WorkerHandle):
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `WorkerHandle`."""
-        assert self.pid, "it has not begun, and 0 is everybody"
+        assert self.pid, "not started yet, and 0 would signal the whole group"
         os.kill(self.pid, number)
 
     def kill(self) -> None:

@@ -58,7 +58,7 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
         source, key: of the address, for messages.
 
     Raises:
-        InputError: it is not a valid address, nothing is there, Ray is not there, or in another version, or this
+        InputError: it is not a valid address, no cluster listens, Ray is missing, or has another version, or this
             process lacks the cluster's token.
     """
     entry = _local_entry(source, key) if address == LOCAL else address
@@ -67,7 +67,7 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
     try:
         version = version_at(entry, token)
     except PermissionError:
-        problem = f"the Ray cluster at {entry} asks for a token, and this process shows "
+        problem = f"the Ray cluster at {entry} requires a token, and this process shows "
         problem += "none" if token is None else "another one"
         raise InputError(source, key, f"{problem}; {_SETTING}") from None
     except OSError as error:
@@ -259,7 +259,7 @@ def ray_here(source: str, key: str) -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     use_own_token()
     try:
-        import grpc  # noqa: F401 - who is let in is asked by it
+        import grpc  # noqa: F401 - Ray checks tokens through it
         import ray
     except ImportError as error:
         raise InputError(source, key, f"Ray is not installed here ({error}); {REMEDY}") from None
@@ -376,7 +376,7 @@ def _require_option(cluster: RayCluster, source: str, *, beyond_loopback: bool) 
     """Refuse addresses beyond loopback without the option for that: nothing of ours listens there otherwise."""
     elsewhere = [node for node in cluster.nodes() if not is_loopback(node.address)]
     if elsewhere and not beyond_loopback:
-        problem = f"host {elsewhere[0].host} is at {elsewhere[0].address}, where others can reach it; say so with "
+        problem = f"host {elsewhere[0].host} is at {elsewhere[0].address}, where others can reach it; allow it with "
         problem += "`beyond_loopback: true`, or start every node on this machine with --node-ip-address=127.0.0.2"
         raise InputError(source, "cluster.beyond_loopback", problem)
 

@@ -612,7 +612,7 @@ class RemoteServer:
 
     @property
     def clock(self) -> ServerClock | None:
-        """Its worker's clock; None if that is the router's own, and if it has no worker."""
+        """The clock of the server's worker; None if that is the router's, and if it has no worker."""
         if not self.is_up or (worker := self.slot.worker).shares_clock:
             return None
         return ServerClock(self.index, worker.offset.offset_ns, worker.offset.error_ns, worker.clock_jumps)

@@ -328,7 +328,7 @@ class Transfers:
     def _take(self, transfer: _Transfer, shape: tuple[int, ...], dtype: str, channels_last: bool) -> None:
         """Note that the data are there; they have arrived when the link is done, too."""
         slab = transfer.slab
-        assert slab is not None, "written to no place"
+        assert slab is not None, "data without a slab"
         self._servers[transfer.delivery.micro_batch.server].inbox.fill(slab)
         transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last)
         if transfer.due_ns > self._now_ns():
@@ -338,7 +338,7 @@ class Transfers:
 
     def _end(self, transfer: _Transfer) -> None:
         delivery = transfer.delivery
-        assert transfer.data is not None, "nothing stands there"
+        assert transfer.data is not None, "ended before its data arrived"
         delivery.inputs.append(transfer.data)
         del self._transfers[transfer.number], delivery.moving[transfer.number]
         micro_batch = delivery.micro_batch

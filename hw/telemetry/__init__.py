@@ -68,10 +68,10 @@ class DeviceDescription:
 
     @property
     def state(self) -> str:
-        """Its description, or why it can't be used."""
+        """The device's description, or why it can't be used."""
         if self.problem:
             return f"can't be used: {self.problem}"
-        memory = f"{self.vram_bytes / 1e9:.1f} GB" if self.vram_bytes else "memory not told"  # the host's
+        memory = f"{self.vram_bytes / 1e9:.1f} GB" if self.vram_bytes else "memory unknown"  # the host's
         return f"{self.name}, {memory}"
 
 

@@ -218,7 +218,7 @@ def open_library() -> Any:
     """Return NVIDIA's management library, initialised.
 
     Raises:
-        RefusedError: there is no library or no driver, or this user may not use it.
+        RefusedError: the library or the driver is missing, or this user may not use it.
     """
     try:
         import pynvml
@@ -291,7 +291,7 @@ def nvml_handle(nvml: Any, index: int) -> Any:
     except IndexError:
         problem = f"CUDA_VISIBLE_DEVICES={visible} shows {len(names or ())} devices; choose one of them or change it"
     except RefusedError as refused:
-        problem = f"NVML knows no such device ({refused}); `slimsched list devices` lists those that are here"
+        problem = f"NVML has no such device ({refused}); `slimsched list devices` lists those that are here"
     raise InputError("device", f"cuda:{index}", problem)
 
 

@@ -224,7 +224,7 @@ _AWAY_PERIODS = 3  # a poll that is later than this shows that the poller itself
 
 
 class FailureDetector:
-    """One worker, or one worker's lanes, from start to end.
+    """Detector of failures of one worker, or of one worker's lanes, from start to end.
 
     Args:
         rules: `hang_ns` for pings, `stuck_ns` for work.
@@ -241,7 +241,7 @@ class FailureDetector:
 
     @property
     def period_ns(self) -> int:
-        """How often to poll."""
+        """The period of polls."""
         return self._rules.hang_ns // PINGS_IN_A_HANG
 
     def was_away(self, due_ns: int, now_ns: int) -> bool:

@@ -187,7 +187,7 @@ class Inbox:
         self.forget(list(self._slab_of))
 
     def _release(self, slab: Slab) -> None:
-        assert not slab.is_written_to, "given back under somebody's pen"
+        assert not slab.is_written_to, "freed while it is written to"
         self._room.free(slab.offset, slab.size_bytes)
 
 
@@ -223,7 +223,7 @@ class StepLog(ABC):
         A worker calls it before it sends a message, so the log never ends before what the router has received.
 
         Raises:
-            OSError: there is no room for them.
+            OSError: they do not fit.
         """
         if self._unwritten:
             body = _encoder.encode(self._unwritten)

@@ -75,7 +75,7 @@ def encode(messages: Sequence[object]) -> bytes:
 
 
 class Port(Generic[Sent, Heard]):
-    """One end. One thread drives it; any thread may call `join` and `end`.
+    """One end of a connection. One thread drives it; any thread may call `join` and `end`.
 
     Args:
         kind: of messages that arrive.

@@ -171,7 +171,7 @@ _RLTUNE: Final = [
 _NUMBERED: Final = {*COLUMNS, WAIT, "requested"}
 _RLTUNE_TYPES: Final = {"0": "T4", "1": "MISC", "2": "P100", "3": "V100-16", "4": "V100-32"}
 _SWF_STATUSES: Final = {"0": "failed", "1": "completed", "5": "cancelled"}
-_PARTS: Final = "parts of a job whose whole is a line of its own (status 2 to 4)"
+_PARTS: Final = "parts of a job that has a separate line for the whole (status 2 to 4)"
 _UNIX_START: Final = re.compile(rb"^;\s*UnixStartTime:\s*(\d{9,11})", re.MULTILINE)
 _NUMBER: Final = r"[ \t]*-?[\d.]+(e[-+]?\d+)?"
 _FLAGS: Final = re.ASCII | re.MULTILINE
@@ -340,7 +340,7 @@ def _pai_table(path: Path, names: Sequence[str], stats: ImportStats) -> Iterator
 def _pai(path: Path, options: Options, stats: ImportStats) -> Iterator[Rows]:
     """Yield rows of Alibaba PAI; the tasks are read first, and stay in memory: some 100 bytes a job."""
     if options.tasks is None or not options.tasks.is_file():
-        problem = "a PAI job's GPUs stand in pai_task_table.csv; put that file next to this one"
+        problem = "a PAI job's GPUs are in pai_task_table.csv; put that file next to this one"
         raise InputError(str(path), "", problem)
     tasks = _tasks(options.tasks, stats)
     jobs = tasks["job"].combine_chunks()
@@ -431,7 +431,7 @@ def format_of(path: Path, options: Options) -> str:
     text = head(path)
     others = (sacct.ANOTHER_FORM.search, FORMATS["philly"].looks_like)
     if text.lstrip()[:1] in ("{", "[") and not any(looks_like(text) for looks_like in others):
-        remedy = "pandas.read_json(FILE, lines=True).to_csv(...) writes it where a line is a job"
+        remedy = "pandas.read_json(FILE, lines=True).to_csv(...) writes it if each line is a job"
         raise InputError(str(path), "", f"is JSON; expected CSV, with --columns: {remedy}")
     if options.columns:
         return "csv"
@@ -443,4 +443,4 @@ def format_of(path: Path, options: Options) -> str:
         problem = f"{line!r:.60} may be sacct's, but not with --parsable2 and a header line: make it by"
         raise InputError(str(path), "", f"{problem} `{sacct.COMMAND}`; {_OWN}")
     problem = f"its first line is {line!r:.120}, which no known format has"
-    raise InputError(str(path), "", f"{problem}; say which it is with --format {'|'.join(FORMATS)}; {_OWN}")
+    raise InputError(str(path), "", f"{problem}; name its format with --format {'|'.join(FORMATS)}; {_OWN}")

@@ -50,7 +50,7 @@ TWINS: Final = "an attempt that an earlier row has"
 AGAIN: Final = "an id that an earlier row has"
 ATTEMPTS: Final = "further attempts of requeued jobs, joined with their first"
 PARTS: Final = "further parts of heterogeneous jobs, joined with their first: GPUs are summed"
-OTHERS: Final = "have the id of a job of another user, account, cluster or time: jobs of their own, named ID#2"
+OTHERS: Final = "have the id of a job of another user, account, cluster or time: separate jobs, named ID#2"
 Indices = NDArray[np.int64]
 
 
@@ -299,7 +299,7 @@ def import_log(
     if start and not is_date:
         stats.messages.append("times are taken for Unix times: seconds since 1970")
     run_p50_s = float(np.median(whole.numbers["run_s"][order]))
-    says_otherwise = " (--unit says otherwise)" if log_format == "csv" else ""
+    says_otherwise = " (otherwise give --unit)" if log_format == "csv" else ""
     if not _SHORT_S <= run_p50_s <= _LONG_S:
         stats.messages.append(f"the median run time is {run_p50_s:,.3g} s: are these seconds?{says_otherwise}")
     if log_format == "csv":
@@ -376,7 +376,7 @@ def _nothing(stats: ImportStats) -> str:
     reasons = sorted(stats.left_out.items(), key=lambda item: -item[1].rows)[:_MAX_REASONS]
     counts = "; ".join(f"{count.rows:,} {reason} (first: line {count.first_line})" for reason, count in reasons)
     remedy = (
-        " Where a Slurm log does not name GPUs (AccountingStorageTRES lacks gres/gpu), --gpus-per-node N supplies them"
+        " If a Slurm log does not name GPUs (AccountingStorageTRES lacks gres/gpu), --gpus-per-node N supplies them"
         if reasons[0][0] == NO_GPU
         else ""
     )

@@ -62,9 +62,9 @@ ANOTHER_FORM: Final = re.compile(  # output of `sacct` without `--parsable2`, or
 _NO_LIMIT_S: Final = 365 * 86400  # Slurm's value for a job without a limit
 NOT_ELIGIBLE: Final = "jobs that were held, or depended on others, wait from their Submit on, as if they could begin"
 FILLED: Final = "name no GPU: their nodes times --gpus-per-node"
-MORE: Final = "were given more GPUs than they asked for (--exclusive): all that they held count"
-SPREAD: Final = "lay on more nodes than their GPUs need, and had not asked for so many: simulated on as few as they can"
-ASKED: Final = "asked for more nodes than their GPUs need (-N, by ReqTRES): simulated evenly over so many"
+MORE: Final = "were given more GPUs than they requested (--exclusive): all that they held count"
+SPREAD: Final = "ran on more nodes than their GPUs need, without a request: simulated on the fewest that they can use"
+ASKED: Final = "requested more nodes than their GPUs need (-N, by ReqTRES): simulated evenly over that many"
 CLOCK_CHANGED: Final = (
     "End - Start differs from ElapsedRaw by an hour (clocks were changed: use `TZ=UTC sacct`, or --timezone)"
 )

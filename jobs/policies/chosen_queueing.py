@@ -213,9 +213,9 @@ class Choices:
         view = self._view(line, classes, jobs, number, ledger)
         row = self._chooser(view)
         if row == WAIT:
-            assert view.can_wait, "nobody was chosen where nothing will happen"
+            assert view.can_wait, "no job was chosen, and no event will follow"
             return None
-        assert view.may[row], "somebody was chosen who may not be"
+        assert view.may[row], "a job was chosen that may not be"
         return classes[number[row]], int(jobs[row])
 
     # -------------------------------------------------------------------------------------------------------- views

@@ -162,7 +162,7 @@ class Pool:
 
     @property
     def gpus(self) -> int:
-        """All GPUs, free or not, in service or not."""
+        """The number of GPUs, free or not, in service or not."""
         return self.size * len(self.nodes)
 
     @property
@@ -330,7 +330,7 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """All GPUs, in service or not."""
+        """The number of GPUs, in service or not."""
         return sum(pool.gpus for pool in self.pools)
 
     def where(self, node: int) -> tuple[Pool, int]:

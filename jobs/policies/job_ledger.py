@@ -81,7 +81,7 @@ class JobLedger:
         self._rankings: dict[int, PoolRanking] = {}  # by pool, for an instant and the tables of an order
         self._rankings_of = -1, 0
 
-    # -------------------------------------------------------------------------------------------------- who waits
+    # ----------------------------------------------------------------------------------------------- waiting jobs
 
     def _touch(self, line: CompetingClasses) -> None:
         """Schedule a decision on this line for the end of this instant."""
@@ -110,7 +110,7 @@ class JobLedger:
         line.fresh.append(waiting)
         self._touch(line)
 
-    # ------------------------------------------------------------------------------------- what a queueing asks for
+    # ------------------------------------------------------------------------------------- what a queueing requests
 
     def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
         """Return classes of which a job can start now on free GPUs."""

@@ -345,7 +345,7 @@ class _Programme:
         objective = np.zeros(self.variables + 1)
         objective[-1] = -1.0
         values = self._solve(objective, per_level, None)
-        assert values is not None, "nobody runs: that is a solution"
+        assert values is not None, "running no job is a solution"
         return float(values[-1]), np.asarray(self.throughput @ values)
 
     def best(self, normal: Numbers, per_level: Numbers | None = None, level: float = 0.0) -> Numbers:

@@ -63,7 +63,7 @@ class JobScheduler(JobLedger):
         choosing: Choosing | None = None,
     ) -> None:
         assert choosing is not None or not policy.learned, "a learned policy without what it has learned"
-        assert choosing is None or policy.queueing == CHOICE, "a chooser was given that nobody asks"
+        assert choosing is None or policy.queueing == CHOICE, "the policy does not use the given chooser"
         super().__init__(policy, groups, speeds, variability)
         self._estimate = estimate_of(policy.estimate, self.history, oracle_work_ns)
         mapper = mapper_of(choosing.scores if choosing else None) if self.placement.is_programme else None
@@ -237,8 +237,8 @@ class JobScheduler(JobLedger):
 def _why_not(event: JobArrived, allowed: Sequence[Pool]) -> str:
     if not allowed:
         types = f" of type {' or '.join(event.gpu_types)}" if event.gpu_types else ""
-        return f"no node{types} is open to VC {event.vc!r}" if event.vc else f"there is no node{types}"
+        return f"no node{types} is open to VC {event.vc!r}" if event.vc else f"the cluster has no node{types}"
     most = max(pool.gpus for pool in allowed)
     if most >= event.gpus:
-        return f"asks for {event.nodes} nodes; no pool that it may use has so many, and {event.gpus} GPUs"
-    return f"asks for {event.gpus} GPUs; the largest pool that it may use has {most}"
+        return f"requests {event.nodes} nodes and {event.gpus} GPUs; no pool that it may use has both"
+    return f"requests {event.gpus} GPUs; the largest pool that it may use has {most}"

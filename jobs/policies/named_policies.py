@@ -120,16 +120,16 @@ class JobPolicy:
         if order in NEED_PREEMPTION and not preempts:
             yield "preemption", f"{order} goes round by preemption: take {BY_INDEX}"
         if preempts and order == MULTIFACTOR:
-            why = f"is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
+            why = f"is a priority of waiting jobs, not of running ones: take {NONE}"
             yield "preemption", f"{order} {why}"
         if preempts and self.age_guard_ns:
-            yield "age_guard_s", f"is of jobs that wait, and says nothing of those that run: take preemption {NONE}"
+            yield "age_guard_s", f"is of waiting jobs, not of running ones: take preemption {NONE}"
         if preempts and queueing == CHOICE:
-            yield "preemption", f"{queueing} starts whom is chosen, and preempts no job: take preemption {NONE}"
+            yield "preemption", f"{queueing} starts the chosen job, and preempts no job: take preemption {NONE}"
         if PLACEMENTS[self.placement].is_programme and queueing != CHOICE:
-            yield "placement", f"{self.placement} lays whoever is chosen: take the queueing {CHOICE}"
+            yield "placement", f"{self.placement} places the chosen job: take the queueing {CHOICE}"
         if self.learned and queueing != CHOICE:
-            yield "queueing", f"{queueing} asks nobody whose turn it is: take {CHOICE}"
+            yield "queueing", f"{queueing} does not use a learned choice: take {CHOICE}"
 
     @property
     def is_preemptive(self) -> bool:

@@ -102,7 +102,7 @@ class Record:
 
     @property
     def following(self) -> npt.NDArray[np.int64]:
-        """All numbers from its first one on."""
+        """The numbers of the buffer from the record's first one on."""
         return np.asarray(self.view_as("q"))
 
     def view_as(self, kind: str) -> Any:
@@ -290,7 +290,7 @@ class PlanRow:
 
     def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
         """Append the expected costs of the cluster, as tables of nanoseconds."""
-        assert self.costs is not None, "this rule asks for costs"
+        assert self.costs is not None, "this rule needs costs"
         alike = alike_of(self.config, self.costs)
         self.head.links = 1 + max(alike.links)
         for name in ("devices", "links", "racks"):
@@ -332,7 +332,7 @@ def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
 
     Servers with equal costs share a row. (devices, keys) of an image, (devices, keys, most + 1) of a batch; (links + 1,
     links, `WAYS`, lines, most + 1) of moves: from the router (0) or from link n - 1, by segment and previous width. 0
-    if there is no such key, batch or way.
+    for a key, batch or way that does not exist.
     """
     key = (id(costs), config.servers, config.segments, config.model_widths, config.micro_batch_sizes[-1], name)
     with _lock:

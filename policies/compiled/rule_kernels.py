@@ -307,7 +307,7 @@ def next_in_turn(plan: Plan, observation: ObservationRecord) -> int:
 
 @kernel
 def furthest_behind(plan: Plan, observation: ObservationRecord) -> int:
-    """Compute `Milp._place`: a server without a share only if there is no other."""
+    """Compute `Milp._place`: a server without a share only if none has one."""
     images = min(largest_micro_batch(plan), observation.candidates)
     total, least_ahead = images, 0.0
     best, is_shareless = NONE, False

@@ -28,8 +28,7 @@ class PolicySpec:
         micro_batch_sizes: the micro-batch sizes, ascending.
         power_limits_w: (N,) each server's device power limit.
         devices: (N,) the names of the servers' devices, or empty if they are unknown.
-        batching_delays_s: (H,) the waits to choose from, ascending; if empty there is no fourth head, and no batching
-            delay.
+        batching_delays_s: (H,) the waits to choose from, ascending; empty for no fourth head, and no batching delay.
         activation: the activation after each layer but the last: `TANH` or `RELU`.
 
     Raises `ValueError` if waits do not ascend, one is below a nanosecond or infinite, or the activation is unknown.

@@ -222,8 +222,8 @@ class CompassRule(RuleSpec):
 
     Attributes:
         numbers: what was searched; the built-in ones if not given.
-        control: that it keeps goals, for which its price moves: if nothing is said the operator's floor, as quickly as
-            can be.
+        control: that it keeps goals, for which its price moves: by default the operator's floor, as fast as
+            possible.
     """
 
     KIND: ClassVar[str] = "compass"

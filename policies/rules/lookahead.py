@@ -134,11 +134,11 @@ class LookaheadRule(RuleSpec):
 
     Attributes:
         worth_s: the latency that a point of accuracy (0.01) is worth; a hundredth of the latency target that `slackfit`
-            assumes where it is not given.
+            assumes if it is not given.
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
-        micro_batches: in how many lots they are looked at, for each server that is up.
-        control: that it keeps goals, for which its worth moves; left alone where it is not given.
+        micro_batches: in how many lots candidates are examined, for each server that is up.
+        control: that it keeps goals, for which its worth moves; fixed if not given.
     """
 
     KIND: ClassVar[str] = "lookahead"

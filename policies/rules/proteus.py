@@ -186,7 +186,7 @@ class Milp:
         return Choice(server, held_width(self.widths, view.servers[server].widths, target), micro_batch_size)
 
     def _place(self, view: ClusterView, images: int) -> int:
-        """Return the server that is furthest behind its share; one without a share only if there are no others."""
+        """Return the server that is furthest behind its share; one without a share only if none has one."""
         total = sum(self.placed) + images
 
         def ahead(server: int) -> tuple[bool, float]:

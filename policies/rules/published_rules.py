@@ -150,7 +150,7 @@ class InfaasRule(PlacedRule):
         target_s: as for `slackfit`.
         up, down: shares of the target; a server goes to a better variant while requests would wait for less than `up`
             of it, to a cheaper one above `down` of it.
-        dwell_s: how long a server keeps a variant at least; as long as the target where it is not given.
+        dwell_s: how long a server keeps a variant at least; as long as the target if it is not given.
         leap: how many variants at once a server may go down: n at n times `down`.
     """
 

@@ -68,8 +68,8 @@ class BatchingDelaySpec(StrictModel):
     """By segment, for how many requests a batch queue waits, and for how long at most; 1, or 0 s, for no delay.
 
     Attributes:
-        arrivals_s: by segment, it waits for as many as arrive within this time, at the rate seen, if those are more;
-            empty for none of it.
+        arrivals_s: by segment, it waits for the arrivals of this time, at the rate seen, if those are more; empty for
+            `requests` alone.
     """
 
     requests: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
@@ -216,7 +216,7 @@ class RuleSpec(StrictModel, ABC):
     Attributes:
         micro_batch_size: the most that a micro-batch may take, or `largest`.
         batching_delay: which batch queues the router's core delays; none if it is not given.
-        made_by: where the parameters come from; free, and no decision depends on it.
+        made_by: the source of the parameters; free text, on which no decision depends.
     """
 
     KIND: ClassVar[str]
@@ -251,7 +251,7 @@ class RuleSpec(StrictModel, ABC):
         """Check that the rule fits the network's segments and widths, and the micro-batch sizes; raises `InputError` if
         not."""
         if config.models and not self.BY_MODEL:
-            raise InputError(source, key, f"{self.KIND} knows one model, here are {len(config.models)}; {_BY_MODEL}")
+            raise InputError(source, key, f"{self.KIND} supports one model, here are {len(config.models)}; {_BY_MODEL}")
         self.micro_batch_sizes(config, source, key)
         if self.batching_delay is not None:
             self.batching_delay.check(config, source, key)
@@ -323,7 +323,7 @@ class FixedRule(PlacedRule):
     """One width tuple for every request; full width where none is given.
 
     Attributes:
-        tuples: one for each class of requests, by its name, in place of `tuple`.
+        tuples: one for each class of requests, by its name, instead of `tuple`.
     """
 
     KIND: ClassVar[str] = "fixed"
@@ -371,7 +371,7 @@ class LadderRule(PlacedRule):
             table, evenly.
         thresholds: requests per server, ascending.
         hysteresis: a rung is left upwards only at its threshold times (1 - hysteresis).
-        control: that it keeps goals, for which its thresholds move; left alone where it is not given.
+        control: that it keeps goals, for which its thresholds move; fixed if not given.
     """
 
     KIND: ClassVar[str] = "ladder"

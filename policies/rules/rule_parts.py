@@ -399,12 +399,12 @@ LONGEST_LIMIT_S: Final = 1e7  # as in scenarios
 
 
 class ControlSpec(StrictModel):
-    """That a router controls, and goals of its own: each that it has not is what the operator asks for.
+    """Goals that a router keeps by control; each that is not given is the operator's.
 
     Attributes:
         floor: of mean accuracy; 0 for none.
         p99_limit_s: of the p99 latency; 0 for none.
-        energy_weight: what a joule an image costs, in points of accuracy; only Compass heeds it.
+        energy_weight: what a joule an image costs, in points of accuracy; only Compass uses it.
     """
 
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -422,10 +422,10 @@ class ControlSpec(StrictModel):
         """
         key = f"{key}.control" if key else "control"
         if not config.accuracies:
-            problem = f"the core has no accuracy table: it knows those of up to {MAX_TUPLES} width tuples"
+            problem = f"the core has no accuracy table: such have up to {MAX_TUPLES} width tuples"
             raise InputError(source, key, f"{problem}; leave `control` out")
         if self.energy_weight is not None and not weighs:
-            problem = f"is {self.energy_weight:g}, but this kind knows no energy; leave it out, or take compass"
+            problem = f"is {self.energy_weight:g}, but this kind has no energy weight; leave it out, or take compass"
             raise InputError(source, f"{key}.energy_weight", problem)
         best = max(config.accuracies)
         if self.floor is not None and self.floor > best:

@@ -163,7 +163,7 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
     """Return the device of this machine that a profile was measured on, used in the same way.
 
     Raises:
-        InputError: there is no such device here.
+        InputError: this host has no such device.
     """
     path = profile.execution
     cores = path.get("cores", "any")

@@ -65,7 +65,7 @@ def why_unseen() -> str:
         version = int(library.call("nvmlSystemGetCudaDriverVersion_v2"))
         facts = nvml_device_facts(nvml, handle_of(nvml, "0")) if nvml_devices else {}
     except RefusedError as refused:
-        return f"NVIDIA's library says: {refused}"
+        return f"NVIDIA's library reports: {refused}"
     cuda_version = (version // 1000, version % 1000 // 10)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return unseen(nvml_devices, driver, cuda_version, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
@@ -85,7 +85,7 @@ def require_free(index: int, source: str, key: str) -> None:
     if free_bytes >= MIN_FREE_BYTES or not total_bytes:
         return
     pids = other_processes(nvml, handle, ())
-    owners = f"processes {', '.join(map(str, sorted(pids)))} use it" if pids else "NVML does not tell whose it is"
+    owners = f"processes {', '.join(map(str, sorted(pids)))} use it" if pids else "NVML reports no process"
     problem = f"{free_bytes / GB:.2f} GB of {total_bytes / GB:.1f} are free ({owners})"
     raise InputError(source, key, f"cuda:{index}: {problem}; end what holds it, or take another GPU")
 
@@ -203,7 +203,7 @@ class Hosts:
         return self.cluster.here.host
 
     def names(self) -> list[str]:
-        """List the names of all that are there."""
+        """List the names of all existing hosts."""
         return sorted({node.host for node in self.cluster.nodes()})
 
     def node_of(self, host: str, key: str) -> Node:
@@ -219,7 +219,7 @@ class Hosts:
         """Return the facts that a host reports; it must have this code.
 
         Raises:
-            InputError: there is no such host.
+            InputError: the host is unknown.
             WorkError: it has another version, or other code.
         """
         if host not in self._facts:
@@ -236,7 +236,7 @@ class Hosts:
         """Return what a function of ours returns there; raises what it raises.
 
         Raises:
-            InputError: there is no such host.
+            InputError: the host is unknown.
             WorkError: it has no such function (this project is not installed there, or another version), or has failed.
         """
         ray, node = self.cluster.ray, self.node_of(host, key)
@@ -318,6 +318,6 @@ def served_of(experiment: Experiment) -> ServedNetwork:
 
 
 def blank_images(experiment: Experiment) -> Dataset:
-    """Return one image, which is every request's: as many bytes as a real one has, all of them blank."""
+    """Return a data set of one blank image, as large as a real one, which all requests share."""
     image, label = np.zeros((1, *served_of(experiment).input_shape), dtype=np.float32), np.zeros(1, dtype=np.int64)
     return Dataset("none", image, label, image, label, 1)

@@ -72,7 +72,7 @@ def require_devices(scenario: Scenario) -> None:
     """Check that every device that the scenario names is in this machine, or in its host's.
 
     Raises:
-        InputError: one is not; the message lists what is there.
+        InputError: one is not; the message lists those that exist.
         WorkError: a host has another version of this project.
     """
     _where_they_are(scenario, require_devices_here)

@@ -251,7 +251,7 @@ class _DeviceRun:
 
     @cached_property
     def cpu_work(self) -> list[CpuWorkCost]:
-        """What its servers' workers did besides passes."""
+        """CPU work of the device's workers other than passes."""
         return [cost for cost in self._record.cpu_work if cost.server in self.servers and cost.at_ns >= self._after_ns]
 
     def transfer_s(self) -> float | None:

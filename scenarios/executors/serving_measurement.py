@@ -162,7 +162,7 @@ def measure_serving(
     assert best is not None, "tried at least once"
     worst, overheads = best
     if worst > FAR and not allow_busy:
-        problem = f"what serving costs here could not be told in {TRIES} tries: " + "; ".join(map(str, overheads.apart))
+        problem = f"costs of serving were not measurable in {TRIES} tries: " + "; ".join(map(str, overheads.apart))
         remedy = "let nothing else run, or calibrate again (a longer calibration.budget); with calibration.allow_busy "
         raise WorkError(f"{problem}. {remedy}it is taken as it is, and simulation will be as far off")
     for server in experiment.cluster.servers:

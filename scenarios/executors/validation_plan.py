@@ -105,12 +105,12 @@ class PlannedRun:
 
     @property
     def is_calm(self) -> bool:
-        """What is measured at the device's limits is measured without planned faults."""
+        """Whether the run has no planned faults, since it measures the devices' limits."""
         return self.kind != "pair"
 
     @property
     def place(self) -> str:
-        """Which of its router's runs it is, in words."""
+        """The run's place among those of its router, in words."""
         measure = self.kind if self.kind != "pair" else "" if self.load is None else f"load {self.load:g}"
         return ", ".join(filter(None, [measure, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
 
@@ -174,7 +174,7 @@ class ValidationPlan:
 
     @property
     def hardware_runs(self) -> int:
-        """How many there will be."""
+        """The number of runs on executors."""
         section = self.section
         pairs = len(section.seeds) * section.repeats * max(1, len(section.loads))
         return len(self.routers) * (pairs + 1 if self.is_saturated else pairs)

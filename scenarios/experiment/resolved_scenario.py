@@ -139,7 +139,7 @@ class Experiment:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Each server's; one that is slowed down is another device to a router."""
+        """The device name of each server; a slowed device has another name."""
         slowdowns = [profile.device.emulated_slowdown or 1.0 for profile in self.profiles]
         names = [profile.device.name for profile in self.profiles]
         return tuple(
@@ -248,7 +248,7 @@ class Experiment:
 
     @property
     def class_goals(self) -> tuple[GoalSet, ...]:
-        """What the operator asks for each class, all the time."""
+        """The operator's goals for each class, which hold all the time."""
         weight = self.scenario.slo.energy_weight
         return tuple(
             GoalSet(each.floor or 0.0, nanoseconds(each.p99_limit_s or 0.0), weight, number)
@@ -294,7 +294,7 @@ class Experiment:
 
     @cached_property
     def context(self) -> RouterContext:
-        """What a router may be built from."""
+        """The inputs that a router may be built from."""
         context = RouterContext(
             config=self.cluster.router,
             costs=self.costs,
@@ -364,7 +364,7 @@ class Experiment:
 
     @cached_property
     def made_with(self) -> Mapping[str, str]:
-        """What the file of a router records that this scenario's run makes."""
+        """The inputs that the file of a router records, if this scenario's run makes it."""
         return of_router(self.scenario, self.profiles, self.accuracy.prior.accuracies)
 
 

@@ -26,21 +26,21 @@ KEPT_RUNS: Final = 8  # of those that a process has measured on: drawing one tak
 
 
 class Simulated(Protocol):
-    """What is needed of a `Experiment`, whose module imports this one."""
+    """The part of an `Experiment` that is needed here; its module imports this one."""
 
     @property
     def scenario(self) -> Scenario:
-        """What is simulated."""
+        """The simulated scenario."""
         ...
 
     @property
     def cluster(self) -> ClusterSpec:
-        """As engines have it."""
+        """The cluster, as engines take it."""
         ...
 
     @property
     def context(self) -> RouterContext:
-        """What a router is built from."""
+        """The inputs that a router is built from."""
         ...
 
     @property
@@ -200,7 +200,7 @@ def find_dial(measure: Callable[[float], Judged[Runs]], floor: float) -> Dial[Ru
 
 
 def crossing(measured: Mapping[float, float], target: float, low: float, high: float) -> float:
-    """Return the next point in the search for where a rising quantity reaches a value: secant within a bracket.
+    """Return the next point to try so that a rising quantity reaches a value: secant within a bracket.
 
     Args:
         measured: what was measured so far, point -> quantity.

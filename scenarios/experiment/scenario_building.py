@@ -254,7 +254,7 @@ def _attachment(server: ServerSection, profile: Profile, source: str) -> Attachm
 
 
 def _in_rack(scenario: Scenario, server: ServerSection, attachment: Attachment) -> Attachment:
-    """Return the attachment within its rack; if racks are alike, `server.rack` has a number behind the name."""
+    """Return the attachment within its rack; of racks with a `count`, `server.rack` has its number behind the name."""
     if server.rack is None:
         return attachment
     racks = {name: rack for rack in scenario.cluster.racks for name in rack.names}
@@ -425,9 +425,7 @@ def read_accuracy(scenario: Scenario, folder: Path) -> NetworkAccuracy:
     """
     path = Path(scenario.model.accuracy) if scenario.model.accuracy else folder / ACCURACY_FILE
     if not path.is_file():
-        problem = (
-            f"not evaluated yet (no {path}; the run folder `out` is also where the network's files are looked for); "
-        )
+        problem = f"not evaluated yet (no {path}; the network's files are also searched in the run folder `out`); "
         problem += "`slimsched run` or `slimsched model train` does"
         raise InputError(scenario.name, "model.accuracy", problem)
     is_brought = scenario.model.accuracy is not None
@@ -484,7 +482,7 @@ def profile_source(server: ServerSection, folder: Path) -> Path:
 
 
 def emulated_profile(device: DeviceSection) -> Profile:
-    """Return the profile of an emulated device; raises `InputError` if there is no such profile."""
+    """Return the profile of an emulated device; raises `InputError` if it does not exist."""
     assert device.emulated is not None, "asked of an emulated one"
     return emulated(read_profile(Path(device.emulated)), device.slowdown)
 

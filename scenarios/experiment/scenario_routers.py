@@ -172,7 +172,7 @@ class RouterMaker:
 @cache  # once in a process, which has imported it then
 def _require_code(name: str, source: str, code: str) -> None:
     if code_of(name, source) != code:
-        raise InputError(source, "routers", f"{name!r} is other code here than where it was asked for; copy it again")
+        raise InputError(source, "routers", f"{name!r} is other code here than on the requesting host; copy it again")
 
 
 def maker_of(name: str, scenario: Scenario, devices: Sequence[str], made_in: Path | None, key: str) -> RouterMaker:

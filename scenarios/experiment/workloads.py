@@ -62,7 +62,7 @@ class Play:
 
     Attributes:
         rate_img_s: its mean rate, scaled; 0 for a trace, which has its own.
-        scale: as a multiple of its own rate.
+        scale: factor of the rate that its file or its keys give.
         start_s: where in the scenario the run begins.
         is_tuning: whether it is for training or tuning a router.
         series: of the workload, if its files were read before.

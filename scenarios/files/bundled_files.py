@@ -40,13 +40,13 @@ cluster:
 # 0.15, dwell_s: 0.5}}; other kinds: docs/scenario-keys.md.
 workload: {{kind: poisson, rate_img_s: {rate:g}}}
 
-# Who is compared (`slimsched list routers`), and on how many draws of the arrivals. For `tuned:compass` or `ppo`:
-# add it to compare.routers, then `slimsched train`.
+# The routers that are compared (`slimsched list routers`), and on how many draws of the arrivals. For `tuned:compass`
+# or `ppo`: add it to compare.routers, then `slimsched train`.
 compare:
   routers: [{routers}]
   seeds: [0, 1, 2, 3, 4]
 
-# Who is also run on real processes (`slimsched validate`), where each server has a `device`.
+# The routers that are also run on real processes (`slimsched validate`), if each server has a `device`.
 validate:
   routers: [{routers}]
 

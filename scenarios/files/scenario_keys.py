@@ -1,7 +1,7 @@
 """The scenario file: what a user may write, key by key, checked whole before anything starts.
 
-Every key stands here once, with its meaning, its limits and its default; `docs/scenario-keys.md` is made from this
-file. It reads series (traces, rates) to check them; all else that a scenario names is checked by
+Every key is defined here once, with its meaning, its limits and its default; `docs/scenario-keys.md` is made from this
+file. It reads series (traces, rates) to check them; everything else that a scenario names is checked by
 `scenarios.files.scenario_reading`. It builds nothing: `scenarios.experiment.scenario_building` does that. The number of
 segments, the widths and the number of servers come from the files named here.
 """
@@ -276,7 +276,7 @@ class ServerSection(StrictModel):
     count: Count = Field(
         1, description="number of equal servers, each with a separate device and link: `NAME-0`, `NAME-1` ..."
     )
-    rack: Name | None = Field(None, description="its rack; null if there are no racks")
+    rack: Name | None = Field(None, description="its rack; null without racks")
     shares_device_with: str | None = Field(None, description="another server, whose device it shares")
     host: Name | None = Field(
         None,
@@ -294,12 +294,12 @@ class ServerSection(StrictModel):
 
     @property
     def known_profile(self) -> str | None:
-        """The profile that the file names, whether simulated or emulated; None where the device is to be measured."""
+        """The profile that the file names, whether simulated or emulated; None if the device is to be measured."""
         return self.profile or self.emulated
 
     @property
     def profile_key(self) -> str:
-        """Where that stands in its section."""
+        """The key of `known_profile` in the server's section."""
         return "profile" if self.emulated is None else "device.emulated"
 
 
@@ -315,7 +315,7 @@ class RackSection(StrictModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of each of them."""
+        """The names of the racks."""
         return (self.name,) if self.count == 1 else tuple(f"{self.name}{number}" for number in range(self.count))
 
 
@@ -356,12 +356,12 @@ class ClusterSection(StrictModel):
         unique(tuple(name for rack in self.racks for name in rack.names))
         for server in sections:
             if (server.rack is not None or racks) and server.rack not in racks:
-                remedy = f"name one of {', '.join(racks)}" if racks else "there are no racks: leave it out"
+                remedy = f"name one of {', '.join(racks)}" if racks else "the cluster has no racks: leave it out"
                 raise ValueError(f"{server.name}'s rack is {server.rack or 'missing'}; {remedy}")
             if server.shares_device_with is not None and (server.count > 1 or racks):
                 raise ValueError(f"{server.name} shares a device; leave out its count and all racks")
         if empty := sorted(set(racks) - {server.rack for server in sections}):
-            raise ValueError(f"no server stands in {', '.join(empty)}; leave the rack out, or name it at its servers")
+            raise ValueError(f"no server is in {', '.join(empty)}; leave the rack out, or name it at its servers")
         return self
 
     @model_validator(mode="after")
@@ -370,7 +370,7 @@ class ClusterSection(StrictModel):
             misplaced = sorted({"address", "beyond_loopback"} & self.model_fields_set)
             misplaced += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
             if misplaced:
-                raise ValueError(f"{', '.join(misplaced)}: only under backend: ray; say that, or leave it out")
+                raise ValueError(f"{', '.join(misplaced)}: only under backend: ray; set that, or leave it out")
         elif shares := [each.name for each in self.named_servers if each.device and each.device.sm_percent]:
             raise ValueError(f"{', '.join(shares)}: sm_percent is given by this host alone; leave it out under ray")
         elif self.servers == "auto":
@@ -393,12 +393,12 @@ class ClusterSection(StrictModel):
 
     @property
     def numbered_servers(self) -> tuple[tuple[int, ServerSection], ...]:
-        """Each of them behind the number of its section in the file."""
+        """The servers that the file names, each behind the number of its section."""
         return () if self.servers == "auto" else _one_by_one(self.servers, self.racks)
 
     @property
     def owners(self) -> tuple[ServerSection, ...]:
-        """Those of them that have a device of their own."""
+        """The servers that have a separate device."""
         return tuple(server for server in self.named_servers if server.shares_device_with is None)
 
     @property
@@ -480,13 +480,13 @@ class RouterSection(StrictModel):
 
 
 class WorkloadSection(StrictModel):
-    """What every workload can say of itself."""
+    """The keys and methods of every workload."""
 
     def require_files(self) -> None:
         """Check that the files that it names hold what it plays; raises `InputError`."""
 
     def base_img_s(self, capacity_img_s: float) -> float | None:
-        """Return its rate on a cluster of some capacity; None if it has none of its own."""
+        """Return the workload's mean rate on a cluster of some capacity; None if its file fixes the rate."""
         return None
 
     def mean_factor(self, duration_s: float) -> float:
@@ -650,7 +650,7 @@ Workload = Annotated[
 
 
 class _Planned(StrictModel):
-    """What befalls one server at a known time."""
+    """A fault of one server at a known time."""
 
     def planned(self, server: int) -> Fault:
         """Return the fault as simulation and executors play it; `server` is the server's number."""
@@ -938,7 +938,7 @@ class SloSection(StrictModel):
     )
 
     def goals(self, floor: float | None) -> tuple[Goals, ...]:
-        """Return what is asked for, one after the other, from the start on; `floor` if it names none of its own."""
+        """Return the goals, one after the other, from the start on; `floor` applies if the section names none."""
         goals = [Goals(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
                        self.energy_weight)]  # fmt: skip
         for goal in self.schedule:
@@ -998,7 +998,7 @@ class CompareSection(StrictModel):
 
     @property
     def runs(self) -> int:
-        """How many there are in all."""
+        """The number of runs of the comparison."""
         return len(self.routers) * len(self.seeds)
 
 
@@ -1096,9 +1096,7 @@ class Scenario(StrictModel):
             }
             for key, value in elsewhere.items():
                 if value is not None:
-                    raise ValueError(
-                        f"{key} is given beside classes; leave it out, and give each class what it is promised"
-                    )
+                    raise ValueError(f"{key} is given together with classes; leave it out, and give it to each class")
         if self.shed and not any(self.deadlines_s):
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
         if problem := problem_with(self.training.batching_delays_s, self.router.max_batching_delay_s):
@@ -1107,12 +1105,12 @@ class Scenario(StrictModel):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the classes, in their order; empty where all requests are of one."""
+        """The names of the classes, in their order; empty if all requests are of one class."""
         return tuple(each.name for each in self.classes)
 
     @property
     def deadlines_s(self) -> tuple[float | None, ...]:
-        """Of each class, or of all requests."""
+        """The deadline of each class, or of all requests, in seconds."""
         of_classes = tuple(self.deadline_s if each.deadline_s is None else each.deadline_s for each in self.classes)
         return of_classes or (self.deadline_s,)
 

@@ -149,14 +149,14 @@ def _check_servers(scenario: Scenario, source: str) -> None:
 def _check_device(server: ServerSection, owners: Set[str], source: str, key: str) -> None:
     shared = server.shares_device_with
     if server.emulated is not None and server.profile is not None:
-        problem = f"{server.profile!r} beside an emulated device, whose profile is {server.emulated!r}; leave one out"
+        problem = f"{server.profile!r}, and device.emulated is {server.emulated!r}; leave one of the two out"
         raise InputError(source, f"{key}.profile", problem)
     if shared is None:
         if server.device is None and server.profile is None:
             raise InputError(source, key, "give device (a real or an emulated one) or profile (a simulated one)")
         return
     if shared not in owners:
-        problem = f"{shared!r} is not a server with a device of its own; {nearest(shared, owners)}"
+        problem = f"{shared!r} is not a server with a separate device; {nearest(shared, owners)}"
         raise InputError(source, f"{key}.shares_device_with", problem)
 
 
@@ -167,9 +167,9 @@ def _check_emulation(
     shared = server.shares_device_with
     if shared is not None and owners[shared].emulated is not None:
         problem = f"the device of {shared!r} is emulated, by one process for one server"
-        raise InputError(source, f"{key}.shares_device_with", f"{problem}; give {server.name!r} a device of its own")
+        raise InputError(source, f"{key}.shares_device_with", f"{problem}; give {server.name!r} a separate device")
     if server.emulated is not None and real is not None:
-        problem = f"emulated beside {real.name!r}, whose device is real: one can't use the other's activations"
+        problem = f"emulated, and the device of {real.name!r} is real: one can't use the other's activations"
         raise InputError(source, f"{key}.device.emulated", f"{problem}; emulate all devices or none")
 
 
@@ -241,7 +241,7 @@ def check_faults(scenario: Scenario, source: str) -> None:
     spans = [(index, fault) for index, fault in enumerate(scenario.faults) if isinstance(fault, SpanFault)]
     for index, fault in sorted(spans, key=lambda item: item[1].start_s):
         if fault.start_s < until_s.get((fault.kind, fault.server), 0.0):
-            problem = f"{fault.start_s:g} lies within the previous {fault.kind} of {fault.server!r}"
+            problem = f"{fault.start_s:g} is within the previous {fault.kind} of {fault.server!r}"
             raise InputError(source, f"faults.{index}.start_s", problem)
         until_s[fault.kind, fault.server] = float("inf") if fault.end_s is None else fault.end_s
 

@@ -153,11 +153,11 @@ MAX_S: Final = 60.0  # as of `router.decision_s`
 
 
 class DecisionTime(StrictModel):
-    """CPU time of one router's decisions, beside that of `random` over the same views, in turns."""
+    """CPU time of one router's decisions, and of those of `random` over the same views, in turns."""
 
     schema_: Literal["slimsched.decision-time/1"] = Field(alias="schema", description="the form of this file")
     router: str = Field(description="its name in tables", min_length=1)
-    provenance: Literal["measured"] = Field(description="where the times come from")
+    provenance: Literal["measured"] = Field(description="the source of the times")
     machine: str = Field(description="the processor")
     cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(description="that it was kept to; empty for any")
     views: Count = Field(description="of how many decisions")
@@ -167,7 +167,7 @@ class DecisionTime(StrictModel):
 
     @property
     def beyond_s(self) -> float:
-        """What its decisions take beyond those of `random`, with which the host's costs are measured."""
+        """The time of a decision beyond one of `random`, with which the host's costs are measured."""
         return max(0.0, self.own_s - self.random_s)
 
 

@@ -210,7 +210,7 @@ PUBLISHED: Final = SHIPPED / "suite.csv"
 
 
 class SuiteFile(StrictModel):
-    """Which cases there are. Whoever changes one makes another suite, with another name."""
+    """The cases of a suite. A changed case makes another suite, with another name."""
 
     schema_: Literal["slimsched.suite/1"] = Field(alias="schema")
     name: str

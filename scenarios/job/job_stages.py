@@ -94,14 +94,14 @@ class Run:
             self.say(text)
 
     def stage(self, name: str, fingerprint: str, work: Callable[[], Sequence[Path]]) -> None:
-        """Do a stage's work, unless its outputs are there and were made from the same; note what made them."""
+        """Do a stage's work, unless its outputs exist and were made from the same; note what made them."""
         began_s = time.monotonic()
         if self.folder.run_stage(name, fingerprint, work, lambda: self.environment):
             self._stages_s[name] = time.monotonic() - began_s
 
     @property
     def wall_text(self) -> str:
-        """How long all took until now, and of the stages that were not skipped the longest."""
+        """The wall time until now, and that of the longest stages that were not skipped."""
         longest = sorted(self._stages_s.items(), key=lambda each: -each[1])[:LONGEST]
         stages = [f"{name} {seconds:.0f} s" for name, seconds in longest if seconds >= MIN_TOLD_S]
         whole = f"wall time {time.monotonic() - self._began_s:.0f} s"
@@ -109,7 +109,7 @@ class Run:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """What is made now is made with."""
+        """The versions and devices that outputs of this run are made with."""
         from hw.telemetry import available_devices, unusable_devices  # if something is made
 
         available = available_devices()
@@ -133,7 +133,7 @@ class Run:
 
     @cached_property
     def network(self) -> Network | None:
-        """Which network the scenario names, if it names one."""
+        """The network that the scenario names; None without one."""
         return network_of(self.scenario)
 
     def made(self, kind: str) -> Path:
@@ -147,12 +147,12 @@ class Run:
 
     @property
     def routers_that_run(self) -> tuple[str, ...]:
-        """Those of the comparison, and of the validation if there is one."""
+        """The routers of the comparison, and of the validation if one is possible."""
         return (*self.scenario.compare.routers, *(self.scenario.validate_.routers if self.can_validate else ()))
 
     @property
     def kinds_to_make(self) -> tuple[str, ...]:
-        """Of those that will run, the kinds that the run itself makes."""
+        """The kinds of the routers that run which this run makes itself."""
         return made_kinds(self.routers_that_run)
 
     @property
@@ -175,7 +175,7 @@ class Run:
 
     @cached_property
     def images(self) -> str:
-        """What changes when the images of the scenario's data set do."""
+        """The label of the scenario's data set, which changes if its images do."""
         from hw.networks.datasets import dataset_label  # opens torch, which a simulation does not need
 
         with blamed_on(self.scenario):
@@ -183,12 +183,12 @@ class Run:
 
     @property
     def model_to_serve(self) -> ModelFile | None:
-        """What executors need; emulated ones need no network."""
+        """The network's file that executors need; None for emulated ones."""
         return None if self.scenario.cluster.is_emulated else self.model
 
     @property
     def served_parts(self) -> list[Any]:
-        """What a run on executors reads of the network and its images."""
+        """The parts of the network and its images that a run on executors reads."""
         model = self.model_to_serve
         return [] if model is None else [model.path, self.network_parts, self.images]
 

@@ -2,7 +2,7 @@
 
 Compilation (`compiling_ahead`): a separate process of the lowest priority compiles the engine.
 
-Stages (`carry_out`): a stage is skipped if its outputs are there and what it was made from is unchanged, so an
+Stages (`carry_out`): a stage is skipped if its outputs exist and what it was made from is unchanged, so an
 interrupted job resumes after the last finished stage (and, inside calibration, training and comparison, after the last
 finished piece).
 

@@ -60,9 +60,9 @@ def make_profiles(run: Run) -> None:
             _put(run, server, read_text(path))
         else:
             target = profile_path(run.folder.path, server.name)
-            with with_remedy("mend it, or remove it: then it is made again"):
+            with with_remedy("fix it, or remove it: then it is made again"):
                 read_profile(target)
-            run.say(f"profiles/{target.name} was edited since, and is taken so")
+            run.say(f"profiles/{target.name} was edited since, and is used as it is")
 
 
 def _put(run: Run, server: ServerSection, text: str) -> None:
@@ -235,7 +235,7 @@ def with_decision_times(run: Run, experiment: Experiment, routers: Sequence[str]
 
 
 def _make(run: Run, experiment: Experiment, router: str, path: Path, is_here: bool) -> bool:
-    """Run one stage; returns whether its file is there now."""
+    """Run one stage; returns whether its file exists now."""
     name, seed = display_name(router), run.scenario.seed
     stage = f"decide-{plain_name(name)}"
     fingerprint = run.fingerprint(*run.experiment_parts(), *run.router_parts([router]), seed)

@@ -95,7 +95,7 @@ def validate(run: Run, experiment: Experiment) -> ValidationDocument:
 
 
 def require_executors(run: Run, key: str = "validate") -> None:
-    """Raise `InputError` if a server has no device, or there is no network that real ones need."""
+    """Raise `InputError` if a server has no device, or real devices lack a network."""
     if not run.can_validate:
         simulated = [server.name for server in run.scenario.cluster.owners if server.device is None]
         problem = "real executors need a network (model.network or model.checkpoint)"

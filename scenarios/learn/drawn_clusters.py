@@ -382,7 +382,7 @@ class ClusterTraining:
                 if number % spec.generations == 0:
                     cases = self._cases(scorers, start + self._spread * search.mean, workers)
                     if not cases:
-                        problem = "accuracy has a price in none of the clusters that were drawn, or all drown"
+                        problem = "in none of the drawn clusters has accuracy a price, or all are overloaded"
                         raise InputError(spec.name, "clusters", f"{problem}; draw more of them, or others")
                 self._generation(search, start, cases, number, workers)
             numbers = start + self._spread * search.mean

@@ -173,7 +173,7 @@ class Trainer:
         spec: the router's shape.
         params: Eq. 5 and Eq. 8-13.
         seed: of weights, minibatches and episodes.
-        path: its checkpoint; resumes from the one that is there.
+        path: its checkpoint; resumes from an existing one.
     """
 
     def __init__(

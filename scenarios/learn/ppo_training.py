@@ -148,7 +148,7 @@ def write_router(experiment: Experiment, layers: Layers | nn.Sequential, path: P
         try:
             checkpoint.read(path)
         except InputError:
-            raise InputError("out", "", f"{path} is there, and is not a router; name another file") from None
+            raise InputError("out", "", f"{path} exists, and is not a router; name another file") from None
     router.save(path)
 
 

@@ -163,12 +163,12 @@ class Tuned:
 
     @property
     def spec(self) -> RuleSpec:
-        """What makes such routers."""
+        """The winner's rule."""
         return self.winner.spec
 
     @property
     def history(self) -> tuple[tuple[int, float], ...]:
-        """Of the winner's search: the decisions simulated until each generation's end, and its best objective."""
+        """The winner's search: the decisions simulated until each generation's end, and its best objective."""
         return self.winner.history
 
 
@@ -258,8 +258,8 @@ class FloorMultiplier:
 def holds_of(context: RouterContext) -> tuple[BatchingDelaySpec | None, ...]:
     """Return the options: nothing; until N or for a time, in every segment or at the first alone; or Compass' way.
 
-    That is: as many as arrive while the router's host decides an image's end-to-end path alone, times a factor
-    (`HOST`). If batching delays are not allowed, the only option is nothing.
+    Compass' way waits for the number that arrives while the router's host decides an image's end-to-end path alone,
+    times a factor (`HOST`). If batching delays are not allowed, the only option is nothing.
     """
     config = context.config
     limit_s, later = config.max_batching_delay_ns / NS_PER_S, config.segments - 1
@@ -403,7 +403,7 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
 
     Compass' start is always among them: it is a complete router, made for any cluster.
 
-    If even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
+    If even the first finds nothing that keeps the floor, no other is tried: their starts were tried with it.
     """
     finalists: list[Finalist] = []
     settled_space = space

@@ -479,7 +479,7 @@ def _mean_stages(results: Sequence[Result]) -> dict[str, float] | None:
 def _saturated_row(run: ValidationRun) -> SaturatedRow:
     simulated, executors = run["simulated"]["throughput_img_s"], run["executors"]["throughput_img_s"]
     growth = run["backlog_growth"]
-    assert growth is not None, "told of every saturated run"
+    assert growth is not None, "known of every saturated run"
     saturated = {
         "simulated": growth["simulated"] >= GROWTH_OF_SATURATION,
         "executors": growth["executors"] >= GROWTH_OF_SATURATION,

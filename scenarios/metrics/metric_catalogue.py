@@ -1,4 +1,4 @@
-"""Every number that a result holds: what it is called, where it lies, what it means, and how it is written.
+"""Every number that a result holds: its name, its place in documents, its meaning, and its format.
 
 Whatever shows a number asks here: tables, charts, documents and `docs/metrics.md`. What `scenarios.metrics.run_result`
 computes and is listed here is averaged over seeds, shown and explained; nothing else has to know of it.
@@ -17,7 +17,7 @@ class Measure:
 
     Attributes:
         name: with the unit of what is stored, as documents call it: `latency_p99_s`.
-        keys: where it lies in a result: `("latency_s", "p99")`.
+        keys: its place in a result: `("latency_s", "p99")`.
         title: in a sentence, or along an axis: `p99 latency`.
         header: above a column, where short words must do: `p99`.
         meaning: a sentence or two for `docs/metrics.md`.
@@ -45,7 +45,7 @@ class Measure:
 
     @property
     def axis(self) -> str:
-        """What an axis is labelled with."""
+        """The label of an axis."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
     def of(self, result: Mapping[str, Any]) -> Any:
@@ -183,7 +183,7 @@ OF_SERVERS: Final = (
     _of_server("vram_peak_bytes", "peak memory", "Most memory that its instances and context held.",
                unit="MB", scale=1e-6),
 )  # fmt: skip
-"""Of each of a result's `servers`; their keys lie in a server's entry."""
+"""Of each of a result's `servers`; their keys are those of a server's entry."""
 
 
 def measures(*names: str) -> tuple[Measure, ...]:
@@ -198,14 +198,14 @@ OF_CLASSES: Final = (
              "limit. `null` without either.", better="higher"),
     *measures("completed_share", "slo_attainment"),
 )  # fmt: skip
-"""What tables show of each of a result's `classes`; their keys lie in a class's entry."""
+"""What tables show of each of a result's `classes`; their keys are those of a class's entry."""
 
 
 # Who shows what, in the order in which it is shown.
 SERVED: Final = measures("completed_share", "unfinished_share", "failed_share")
-"""How much of what arrived was served: beside every table's routers, the last two where anybody has some."""
+"""How much of what arrived was served: in every table of routers, the last two if any router has some."""
 ATTAINMENT: Final = measures("slo_attainment", "accuracy_attainment", "p99_attainment")
-"""In how much of the time was kept what the scenario promises: before all else, where it promises something."""
+"""In how much of the time the scenario's promises were kept: before all other measures, if it promises something."""
 COMPARED: Final = measures(
     *("latency_p99_s", "accuracy", "energy_per_image_j", "throughput_img_s", "latency_mean_s", "energy_j")
 )

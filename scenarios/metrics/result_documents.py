@@ -123,7 +123,7 @@ class Plan(OwnDocument):
         choice: the router to run; None if none keeps floor and limit under the scenario's load and sustains a rate. Of
             those that do, it sustains the highest rate, or uses the fewest joules if `tuning.objective` is energy; of
             those that are not distinguishable it has the lowest p99. It is never `random`.
-        nearest: if there is no choice, the router that comes nearest under the scenario's load: of those that keep the
+        nearest: without a choice, the router that comes nearest under the scenario's load: of those that keep the
             floor, if there are any, the one that serves most (up to 99 %), and of these the lowest p99.
         tied: those not distinguishable from the one that sustains the highest rate, without the choice.
         fastest: of those that keep floor and limit, the one with the lowest p99 under the scenario's load.

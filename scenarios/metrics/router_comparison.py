@@ -49,7 +49,7 @@ class ParetoPoint:
     cost: float
 
     def beats(self, other: ParetoPoint) -> bool:
-        """Check whether it is no worse on both, and better on one."""
+        """Check whether this point is at least as good on both, and better on one."""
         is_no_worse = self.accuracy >= other.accuracy and self.cost <= other.cost
         return is_no_worse and (self.accuracy, self.cost) != (other.accuracy, other.cost)
 
@@ -448,7 +448,7 @@ class RankedRouter:
 
     @property
     def interval(self) -> MeanInterval:
-        """The same with the 95 % interval."""
+        """The mean objective with its 95 % interval."""
         return estimate(list(self.values.values()))
 
     def lead(self, other: RankedRouter) -> PairedRatio:
@@ -495,7 +495,7 @@ class Ranking:
 
     @property
     def tied(self) -> tuple[RankedRouter, ...]:
-        """All not distinguishable from the first one; without a floor, none that is less accurate."""
+        """The routers not distinguishable from the first one; without a floor, none that is less accurate."""
         ties = [router for router in self.able[1:] if not router.differs(self.able[0])]
         if self.promise.floor is not None or self.promise.class_floors:
             return tuple(ties)
@@ -503,7 +503,7 @@ class Ranking:
 
     @property
     def winner(self) -> RankedRouter | None:
-        """None for a tie, after too few runs, and if fewer than two can win."""
+        """The winner; None for a tie, after too few runs, and if fewer than two can win."""
         return self.able[0] if len(self.able) > 1 and not self.tied and not self.is_open else None
 
     @property

@@ -377,7 +377,7 @@ class Window:
 
     @property
     def ns(self) -> tuple[int, int]:
-        """From when to when requests arrived that count, both included."""
+        """The times of the first and the last arrival that count, both included."""
         begin_ns, end_ns = round(self.warmup_s * NS_PER_S), round(self.horizon_s * NS_PER_S)
         assert begin_ns < end_ns, "the warm-up must end before the arrivals do"
         return begin_ns, end_ns
@@ -462,7 +462,7 @@ def summarise(
 
 def _add_classes(result: Result, requests: RequestColumns, window: Window, prior: AccuracyPrior | None) -> None:
     """Add what each class got; and of the whole what depends on what each is promised."""
-    assert window.class_of is not None, "nobody says of which class requests are"
+    assert window.class_of is not None, "requests without known classes"
     edges_ns, class_of = window_edges_ns(*window.ns), window.class_of[requests.request]
     parts = [requests.where(class_of == number) for number in range(len(window.classes))]
     judged = [

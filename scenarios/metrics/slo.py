@@ -71,7 +71,7 @@ def _promised(goals: Goals) -> tuple[float, float]:
 
 
 class ClassPromise(TypedDict):
-    """What a class of requests is promised; null for nothing of that kind."""
+    """The promises to a class of requests; null for none of that kind."""
 
     floor: float | None
     p99_limit_s: float | None

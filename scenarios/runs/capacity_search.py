@@ -173,7 +173,7 @@ def capacity(
     A rate is stable if, over the second half of a run, the backlog grows by no more than 3 % of what arrives, and that
     with more than half of the seeds: near its limit a router may do well or badly by chance. If a floor or a limit of
     p99 is asked, the same runs must keep them; the search assumes that a router that keeps all at a rate does so below
-    it, and checks this at `CHECKS` of the answer if `search` asks for it.
+    it, and checks this at `CHECKS` of the answer if `search` requests it.
 
     A stable rate is one that can last, so it is searched with Poisson arrivals and no faults on the scenario's cluster,
     whatever moves there.

@@ -5,7 +5,7 @@ must satisfy its linear constraints. The program contains these constraints, and
 
 - every image runs one width tuple, each segment once; its output is on the server that ran it, or moves over a link;
 - each class of requests has its share of the images, and is as accurate as it is promised;
-- images that run together take no more than the device: each running batch asks for d and h of it (`sim.device_model`),
+- images that run together take no more than the device: each running batch takes d and h of it (`sim.device_model`),
 and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
 - a medium transfers at most its bandwidth, and the router decides on at most its largest micro-batch at a time; its
@@ -284,7 +284,7 @@ def overload_of(experiment: Experiment) -> str | None:
         return None
     return (
         f"{experiment.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can sustain more than "
-        f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies tell of the run's length; "
+        f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies depend on the run's length; "
         "lower the rate, or add servers or bandwidth (`slimsched bound`, `slimsched capacity`)"
     )
 
@@ -321,7 +321,7 @@ class RouterLoad:
 
     Attributes:
         largest: images of such a micro-batch.
-        messages: number of messages in which it comes back, at least: a server's batches are no larger than its limit.
+        messages: the least number of messages in which it comes back, as a server's batches have a limit.
         decided_s: a decision, the policy's own time, and the sending of the micro-batch.
         returned_s: taking it back.
     """

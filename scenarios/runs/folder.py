@@ -305,7 +305,7 @@ class RunFolder:
 
 
 def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe what is here now: versions, devices and seeds; nothing that names a person or a place."""
+    """Describe this machine's versions and devices, and the seeds; nothing that names a person or a place."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -361,7 +361,7 @@ class _Replay:
         return read, self._count_text(log, read, problem)
 
     def _count_text(self, log: _Log, read: int, problem: str) -> str:
-        """Describe what is wrong with the number of steps; empty if all are there."""
+        """Describe what is wrong with the number of steps; empty if all exist."""
         name = f"{self._place}/{log.file}"
         length = None if log.server_incarnation is None else log.server_incarnation.steps
         if read and not problem and length in (None, read):
@@ -376,7 +376,7 @@ class _Replay:
 
 
 def _divergence_text(divergence: Divergence) -> str:
-    """Describe where the cores part, and what each reported there, each part on a line."""
+    """Describe where the cores diverge, and what each reported there, each part on a line."""
     step = divergence.logged
     return "\n".join(
         [

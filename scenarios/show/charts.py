@@ -521,7 +521,7 @@ def save_curves(trained: Mapping[Path, Trained], picture: Path, say: Callable[[s
     """
     for folder, (_, trainings) in trained.items():
         if not trainings:
-            problem = "no router was trained here, so there is no learning curve"
+            problem = "no router was trained here, so it has no learning curve"
             problem += "; `slimsched train SCENARIO --out DIR` keeps one"
             raise InputError(str(folder), "", problem)
     columns = {}

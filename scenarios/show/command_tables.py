@@ -95,7 +95,7 @@ def described(profile: Profile) -> str:
 
 
 def tables_of(profile: Profile) -> list[Table]:
-    """Return its errors, and where they hold; no table of what it lacks."""
+    """Return tables of a profile's errors, and of the ranges where they hold; none of what it lacks."""
     return [table for table in (error_table(profile), range_table(profile)) if table.rows]
 
 
@@ -189,7 +189,7 @@ def _between(measured: ClusterMeasurements) -> list[Table]:
         Table(
             [Column("host"), Column("ahead", "ms", 3, 1e3), Column("error", "ms", 3, 1e3)],
             clocks,
-            "Clocks beside the router's",
+            "Clocks compared with the router's",
         ),
         Table(between, links, title),
     ]

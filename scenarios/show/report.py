@@ -460,7 +460,7 @@ def _timelines(runs: Sequence[StoredRun]) -> list[Markup]:
         "Every batch and decision of a run on a timeline, opened in Perfetto (ui.perfetto.dev, which shows it in your "
         "browser and sends it nowhere; it may ask whether you trust this page): {}."
     )
-    dropped = Markup("If Perfetto opens empty: drop the run's file on it. The files lie beside this page: {}.")
+    dropped = Markup("If Perfetto opens empty: drop the run's file on it. The files are next to this page: {}.")
     return [opened.format(Markup(", ").join(links)), dropped.format(Markup(", ").join(files))]
 
 
@@ -498,7 +498,7 @@ def _profiles(profiles: Mapping[str, Profile]) -> Iterator[Section]:
 def _profile(server: str, profile: Profile, *, has_charts: bool = True) -> Section:
     power, concurrency = profile.power.provenance, profile.concurrency.provenance
     sources = f"latency {profile.origin}, power {power}, concurrency {concurrency}"
-    notes = [f"Where it comes from: {sources}; shares of the memory bandwidth modelled from shapes."]
+    notes = [f"Sources: {sources}; shares of the memory bandwidth modelled from shapes."]
     if profile.omitted:
         notes.append(f"Left out: {'; '.join(profile.omitted)}.")
     if not has_charts:

@@ -87,7 +87,7 @@ def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], 
         elif served["failed"] or served["unserved"]:
             few.append(text)
     if is_cut:
-        few.append("Unfinished images were under way when their run was cut off: they flag no router.")
+        few.append("Unfinished images were in flight when their run was cut off: they flag no router.")
     return few, many
 
 

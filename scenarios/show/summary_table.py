@@ -33,7 +33,7 @@ from scenarios.show.validation_table import (
 
 _P99, _MEAN, _ACCURACY = (MEASURES[name] for name in ("latency_p99_s", "latency_mean_s", "accuracy"))
 _ENERGY, _THROUGHPUT = MEASURES["energy_per_image_j"], MEASURES["throughput_img_s"]
-_LONG_RUN: Final = "Of many runs as long as these, as far as simulation tells of them: what a floor of accuracy is of."
+_LONG_RUN: Final = "The mean of many runs as long as these, as simulation predicts it: a floor of accuracy is of it."
 
 
 def format_summary(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NONE = "-"
 PLUS_MINUS = " +-"  # plain ASCII; pages write ± instead
-COUNTING = 3  # digits, if a measure has no number of its own
+COUNTING = 3  # digits, if a measure has no number of digits
 
 
 def number(
@@ -50,7 +50,7 @@ def interval(
     signed: bool = False,
     unit: str = "",
 ) -> str:
-    """Format `mean +-half-width`, or the mean alone if there is no interval; `-` for no mean."""
+    """Format `mean +-half-width`, or the mean alone without an interval; `-` for no mean."""
     mean, half = estimate["mean"], estimate["ci95"]
     if mean is None:
         return NONE
@@ -225,7 +225,7 @@ def _drawn(table: Table, width: int) -> list[RenderableType]:
 
 
 def _blocks(table: Table, width: int) -> list[Grid]:
-    """Draw columns side by side; those for which there is no room in further blocks, which begin with the first one.
+    """Draw columns side by side; those that do not fit are in further blocks, which begin with the first one.
 
     First heads are broken, then words, which take a share of the line at most; numbers are whole.
     """

@@ -82,8 +82,8 @@ _DISTURBANCES: Final = (
     _FOREIGN,
     _Disturbance(
         "lateness_s", "ends late", lateness_share, MAX_LATE, "late",
-        "how much later than their model says passes on emulated devices were seen to end (p99), as a share of a mean "
-        "pass, in the run that had most.",
+        "by how much the ends of passes on emulated devices were seen too late (p99), as a share of a mean pass, in "
+        "the run that had most.",
     ),
     _Disturbance("cpu", "busiest core", cpu_share, MOST_CPU, "starved", CPU_MEANING),
 )  # fmt: skip

@@ -92,7 +92,7 @@ def _end_late(signals: socket.socket) -> None:
 def telling(say: Say) -> Iterator[None]:
     """Print a line before anything is compiled, or, at once, that `SLIMSCHED_JIT=0` forbids it."""
     if not IS_ON:
-        say("SLIMSCHED_JIT=0: nothing is compiled, and the compiled engine is no faster than the reference")
+        say("SLIMSCHED_JIT=0: nothing is compiled, and the compiled engine is as slow as the reference")
     with install_listener("numba:compile", _Teller(say)):
         yield
 

@@ -7,7 +7,7 @@ It always writes to standard error, so that standard output holds results alone.
 from __future__ import annotations
 
 import sys
-import time  # noqa: TID251 - progress is told in real time
+import time  # noqa: TID251 - progress is reported in real time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -98,7 +98,7 @@ class RunRow:
     """A cluster's row for one run, with the memory that its addresses point to.
 
     Args:
-        keeps: record requests (and, if the run asks for detail, micro-batches, batches and telemetry).
+        keeps: record requests (and, if the run requests detail, micro-batches, batches and telemetry).
 
     Attributes:
         row: the row, and `cluster`, its first record; growth replaces both.

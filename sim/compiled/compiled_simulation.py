@@ -138,7 +138,7 @@ class CompiledSimulation:
         self._answer = RouterAnswer(choice.server, width, choice.micro_batch_size)
 
     def _batching_delay(self, batching_delay: BatchingDelay, view: ClusterView) -> None:
-        _require(view.batching_delay_left_ns > 0, "the policy held those who may not be held")
+        _require(view.batching_delay_left_ns > 0, "the policy delayed requests that may not be delayed")
         most = self.cluster.router.micro_batch_sizes[-1]
         _require(
             batching_delay.wait_ns > 0 and view.candidates < batching_delay.requests <= most,

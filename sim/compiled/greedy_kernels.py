@@ -629,7 +629,7 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     instance.cost_at = costs_at + size * _COST
     instance.is_frozen = instance.end_ns = 0
     start_running(c, p, device, slot, now)
-    if model.has_cpu_work:  # any later beginning at this instant asks for a free core
+    if model.has_cpu_work:  # any later beginning at this instant needs a free core
         rerate(c, p, device, now)
 
 

@@ -15,7 +15,7 @@ from kit.errors import InputError, in_a_line
 
 PATIENCE_S: Final = 60.0
 _JOB_IS_GONE: Final = ("invalid job id", "already finished", "no longer pending")
-_PING: Final = "`scontrol ping` tells whether the controller runs"
+_PING: Final = "`scontrol ping` shows whether the controller runs"
 Write = Callable[[Change], None]
 
 
@@ -65,8 +65,8 @@ class Slurm:
                 check=False,
             )
         except OSError:
-            remedy = "give this command where Slurm's are, with SLURM_CONF where slurm.conf lies elsewhere"
-            raise InputError(arguments[0], "", f"there is no such command here; {remedy}") from None
+            remedy = "run slimsched on a host with Slurm's commands; set SLURM_CONF if slurm.conf is elsewhere"
+            raise InputError(arguments[0], "", f"this host has no such command; {remedy}") from None
         except subprocess.TimeoutExpired:
             raise InputError(arguments[0], "", f"Slurm does not answer within {PATIENCE_S:g} s; {_PING}") from None
 

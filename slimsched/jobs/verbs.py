@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import time  # noqa: TID251 - how long jobs wait in a running Slurm is told by a clock
+import time  # noqa: TID251 - waits in a running Slurm are measured by a clock
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
@@ -74,7 +74,7 @@ Document = dict[str, Any]
 _DAY_NS: Final = 86_400 * NS_PER_S
 _PATIENT: Final = 10  # passes that fail one after another
 _FEW: Final = 300  # jobs that are simulated sooner than a process starts
-_MAX_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
+_MAX_AT_ONCE: Final = 200_000  # jobs that are handled in a moment
 _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies in parallel"
 
 
@@ -122,7 +122,7 @@ def import_log(
     require_within("--gpus-per-node", gpus_per_node, 1, 1024)
     file = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
     if file.is_file() and not is_imported(file):
-        raise InputError(str(file), "", "is there, and no trace that `jobs import` made; name another file with --out")
+        raise InputError(str(file), "", "exists, and is not a trace of `jobs import`; name another file with --out")
     names, units_s = dict(columns or {}), dict[str, float]()
     for name, column in names.items():
         before, _, own = column.rpartition(":")
@@ -241,7 +241,7 @@ def init(
 
     file = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
     if file.exists():
-        raise InputError(str(file), "", "is there already; name another file with --out, or remove it")
+        raise InputError(str(file), "", "exists already; name another file with --out, or remove it")
     if not nodes and slurm_conf is None:
         raise InputError("--nodes", "", "is missing: equal nodes, such as 64x8; or --slurm-conf FILE, which names them")
     conf = None if slurm_conf is None else read_slurm_conf(Path(slurm_conf))
@@ -270,7 +270,7 @@ def compare(
 ) -> CommandResult:
     """Compare policies on the same trace: waits, fairness, the winner, distance from the bound.
 
-    One a core runs at a time. A single policy is simulated, and its figures shown.
+    It runs one policy a core at a time. A single policy is simulated, and its figures shown.
 
     Args:
         scenario: a scenario of training jobs (YAML), such as one of `jobs init`.
@@ -299,7 +299,7 @@ def compare(
     with _progress("policies", len(experiment.policies), unit="run") as progress:
 
         def on_run(name: str, was_there: bool) -> None:
-            progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
+            progress.tell(f"{name}: {'skipped, its run exists' if was_there else 'done'}")
             progress.update()
 
         runs = run_all(experiment, min(core_count(), len(experiment.policies)), folder, on_run)
@@ -515,7 +515,7 @@ def _undone(journal: Path) -> CommandResult:
     from slimsched.jobs.texts import say
 
     if not journal.is_file():
-        raise InputError("--undo", "", f"{journal}: no such file; name the journal that --apply told")
+        raise InputError("--undo", "", f"{journal}: no such file; name the journal that --apply printed")
     slurm = Slurm()
     with opened_journal(journal) as (lines, write):
         changes, left = undoing(lines, queue_of(slurm))
@@ -548,7 +548,7 @@ def train(
         base: the policy whose order it sees jobs in, and whose predicted run times it is shown; it is rewarded for
             being ahead of first-fit in that order.
         seed: of what is drawn in training.
-        out: where it goes; resumes from there where it was interrupted.
+        out: the trained file; an interrupted command resumes there.
         epochs: updates.
         episodes: windows an epoch.
         window: jobs of a window.
@@ -612,7 +612,7 @@ def _experiment(
     load: float | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> JobExperiment:
-    """Return the scenario, changed, with the policies and the load that are given instead of its own."""
+    """Return the scenario, changed, with the given policies and load instead of those of its file."""
     from jobs.job_scenario import read_case, read_scenario, require_a_fit, warnings_of
 
     if load is not None:

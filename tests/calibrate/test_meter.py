@@ -47,9 +47,9 @@ def test_polling_drops_the_rise() -> None:
 
 
 def test_a_silent_sensor_is_an_error() -> None:
-    with pytest.raises(WorkError, match=r"said nothing .*; give a larger budget.* or reboot"):
+    with pytest.raises(WorkError, match=r"reported nothing .*; give a larger budget.* or reboot"):
         mean_power(looks([None, None, None], [None] * 3), 1.0)
-    with pytest.raises(WorkError, match="said nothing"):
+    with pytest.raises(WorkError, match="reported nothing"):
         mean_power([], 1.0)
     with sampled(Sensor(), period_s=0.001) as take:
         while len(take()) < 2:
@@ -61,7 +61,7 @@ def test_a_silent_sensor_is_an_error() -> None:
 def test_nonsense_ends_a_measurement(nonsense_w: float) -> None:
     """Not a number, negative, or above three times the limit: the message names device, value and remedy."""
     seen = looks([100.0, 100.0, nonsense_w, 100.0], [None] * 4)
-    with pytest.raises(WorkError, match=r"cuda:0: its sensor said .*W at a limit of 500 W.*nonsense; load its driver"):
+    with pytest.raises(WorkError, match=r"cuda:0: its sensor reported .*W at a limit of 500 W.*; load its driver"):
         mean_power(seen, 1.0, "cuda:0", 500.0)
     assert mean_power(looks([100.0, 100.0, 1499.0], [None] * 3), 1.0, limit_w=500.0).power_w == 799.5
 
@@ -106,7 +106,7 @@ def test_nonsense_of_polled_power_matters_without_a_counter_only() -> None:
     assert power.provenance == Provenance.MEASURED
     assert power.power_w == pytest.approx(rig.nvml_device.idle_w, rel=0.01)
     rig = Rig.of(FakeNvmlDevice(MAXWELL, power_mw=lambda _: 4294967295))
-    with pytest.raises(WorkError, match=r"said 4\.29497e\+06 W at a limit of 500 W, which is nonsense"):
+    with pytest.raises(WorkError, match=r"reported 4\.29497e\+06 W at a limit of 500 W, which is nonsense"):
         rig.meter.mean(rig.seen(), rig.meter.rise_s)
 
 

@@ -101,7 +101,7 @@ def test_work_that_failed_with_its_device_names_it(nvml_device: FakeNvmlDevice) 
 def test_a_gpu_without_a_library_or_a_place_is_refused(
     nvml_device: FakeNvmlDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match="cuda:3: NVML knows no such device"):
+    with pytest.raises(InputError, match="cuda:3: NVML has no such device"):
         probe(DeviceSpec(kind="cuda", index=3))
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(InputError, match=r"cuda:0: NVIDIA's management library.*not installed; remedy: pip install"):

@@ -97,7 +97,7 @@ def test_every_tuple_has_its_line_and_bits_that_agree_are_small() -> None:
         ("measured", {"tuples": [[]]}, "tuples.0", "at least 1 item"),
         ("measured", {"tuples": [[0.5, 1.5]]}, "tuples.0.1", "less than or equal to 1"),
         ("measured", {"tuples": [[0.5], [1.0, 1.0]]}, "tuples.1", "has 2 widths, the first tuple has 1"),
-        ("measured", {"tuples": [[0.5], [1], [1.0]]}, "tuples.2", "stands at tuples.1 already"),
+        ("measured", {"tuples": [[0.5], [1], [1.0]]}, "tuples.2", "is already at tuples.1"),
         ("measured", {"tuples": [[0.5, 0.5], [0.5, 1], [1, 1]]}, "tuples", r"1 of the 2\^2 .*, first \[1.0, 0.5\]"),
         ("measured", {"top1": [0.5]}, "top1", "1 values for 4 tuples"),
         ("measured", {"top1": [0.5, float("nan"), 0.5, 0.5]}, "top1.1", "finite number"),

@@ -170,7 +170,7 @@ def test_a_class_gives_images_and_labels(monkeypatch: pytest.MonkeyPatch) -> Non
         (pair(), (pair()[0], ["a", "b", "c"]), r"test: labels must be \(3,\) whole numbers from 0, found"),
         (pair(), pair(labels=[0, 1, -1]), "test: labels must be"),
         (pair(), pair(labels=[0, 1, 2]), "test has the label 2; labels of train end at 1"),
-        (pair(), pair(shape=(1, 3, 3)), "must be alike"),
+        (pair(), pair(shape=(1, 3, 3)), "must be equal"),
         ((np.full((3, 1, 2, 2), np.nan), np.array([0, 1, 1])), pair(), "finite"),
     ],
 )  # fmt: skip

@@ -100,10 +100,10 @@ class Tail(nn.Module):
         (lambda w: {f"model._orig_mod.{name}": it for name, it in w.items()}, ""),
         (lambda w: {f"encoder.{name}": it for name, it in w.items()} | {"decoder.weight": torch.ones(3)},
          "1 tensors without 'encoder.' are left out"),
-        (lambda w: {name.replace("fc.", "fc.1."): it for name, it in w.items()}, "fc.1, and nothing beside it"),
+        (lambda w: {name.replace("fc.", "fc.1."): it for name, it in w.items()}, "fc.1, and nothing else"),
         (lambda w: {f"module.{name.replace('fc.', 'fc.1.')}": it for name, it in w.items()}
          | {"n_averaged": torch.ones(1)},
-         "1 tensors without 'module.' are left out; fc.1, and nothing beside it"),
+         "1 tensors without 'module.' are left out; fc.1, and nothing else"),
     ],
 )  # fmt: skip
 def test_weights_are_found_behind_whatever_prefix_and_in_a_head_of_dropout(
@@ -151,7 +151,7 @@ def cut_short(write: Callable[[Path], object]) -> Callable[[Path], object]:
     ("name", "write", "told"),
     [
         ("w.pt", lambda path: torch.save({"weight": torch.zeros(1).expand(machine_bytes())}, path),
-         "takes far more memory than its size tells"),
+         "takes far more memory than its size suggests"),
         ("w.npz", lambda path: np.savez(path, weight=np.zeros(3)), "NumPy's .npz"),
         ("w.pt2", lambda path: torch.export.save(torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),)), path),
          "program of torch.export"),
@@ -297,7 +297,7 @@ def test_pictures_are_made_equally_large_and_split(tmp_path: Path) -> None:
     assert (data.train_images.shape, data.test_images.shape, data.classes) == ((16, 3, 16, 16), (4, 3, 16, 16), 2)
     copied = next((target / "train" / "dog").glob("0-*.png"))
     assert np.array_equal(np.asarray(Image.open(copied)), np.asarray(Image.open(tmp_path / "pets" / "dog" / "0.jpg")))
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists already"):
         equally_large(tmp_path / "pets", target, 16, 3, lambda *_: None)
 
 

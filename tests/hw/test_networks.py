@@ -278,7 +278,7 @@ def test_batch_norm_is_told_by_name_and_first(capsys: pytest.CaptureFixture[str]
     ((name, found),) = broken_rules(network).items()  # its buffer of whole numbers is not a finding of its own
     assert name == "no neighbours"
     assert found.problem.startswith("norm: BatchNorm: ")
-    with pytest.raises(InputError, match=r"norm: BatchNorm: .*: normalize each image by itself: GroupNorm"):
+    with pytest.raises(InputError, match=r"norm: BatchNorm: .*: normalize each image separately: GroupNorm"):
         require_conformance(network)
     assert main(["model", "check", network.name]) == 1
     lines = capsys.readouterr().out.splitlines()

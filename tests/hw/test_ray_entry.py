@@ -79,9 +79,9 @@ def test_who_has_the_token_joins_wherever_it_keeps_it(nodes: RayNodes, tmp_path:
 @pytest.mark.parametrize(
     ("environment", "told"),
     [
-        ({}, "asks for a token, and this process shows none"),
-        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": TOKEN}, "asks for a token, and this process shows none"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guessed"}, "asks for a token, and this process shows another"),
+        ({}, "requires a token, and this process shows none"),
+        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": TOKEN}, "requires a token, and this process shows none"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "guessed"}, "requires a token, and this process shows another"),
         ({"RAY_AUTH_MODE": "token"}, "no token to show"),
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/nowhere/token"}, "no token to show"),
     ],
@@ -205,5 +205,5 @@ def test_a_head_that_lets_in_everybody_is_refused_where_others_reach_it() -> Non
 
     with head("0.0.0.0", refuse) as address:
         ray_entry.require_closed(address, "scenario", "cluster.address")
-        with pytest.raises(InputError, match="asks for a token"):
+        with pytest.raises(InputError, match="requires a token"):
             entry(address)

@@ -370,7 +370,7 @@ def test_a_trained_network_is_slimmed_and_teaches_its_widths(monkeypatch: pytest
     assert found.top1[0.5] > max(0.85, before + 0.05)
     monkeypatch.setattr(network_conversion, "MOST_LOST", -1.0)
     few = replace(digits, train_images=digits.train_images[:64], train_labels=digits.train_labels[:64])
-    with pytest.raises(WorkError, match=r"x: not worth it: .* % at 0.25, .* where the given network has"):
+    with pytest.raises(WorkError, match=r"x: not worth it: .* % at 0.25, .*; the given network has"):
         converted(given, few, WIDTHS, "x", seconds=1e6)
 
 

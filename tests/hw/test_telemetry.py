@@ -256,14 +256,14 @@ def test_a_uuid_may_be_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     show(monkeypatch, "GPU-8900-1")
     assert nvml_handle(nvml, 0).nvml_device.name == "b"
     show(monkeypatch, "GPU-89")
-    with pytest.raises(InputError, match="NVML knows no such device"):
+    with pytest.raises(InputError, match="NVML has no such device"):
         nvml_handle(nvml, 0)
 
 
 def test_memory_that_a_device_does_not_tell_is_not_called_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     show(monkeypatch, None)
     gpu, _ = available_devices(FakeNvml(FakeNvmlDevice(name="GB10"), missing=("nvmlDeviceGetMemoryInfo",)))
-    assert gpu.state == "GB10, memory not told"
+    assert gpu.state == "GB10, memory unknown"
 
 
 def show(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:

@@ -148,7 +148,7 @@ def test_what_a_site_has_that_is_not_simulated_is_told(
 def test_a_queue_is_advised(experiment: JobExperiment) -> None:
     """By hand: job 1 ends in 60 s. Now 2 is first, and has all GPUs for 600 s; then 3 is, and 2 waits for its end."""
     found = advised(experiment, live_jobs(QUEUE, FACTORS))
-    assert found["left"] == {"array, or part of a job": 2, "JobHeldUser": 1, "Dependency": 1, "asks for no GPU": 1}
+    assert found["left"] == {"array, or part of a job": 2, "JobHeldUser": 1, "Dependency": 1, "requests no GPU": 1}
     assert (found["running"], [row["job"] for row in found["jobs"]]) == (1, ["2", "3", "4", "9_1", "9_2"])
     assert order_of(found) == ["3", "2", "4", "9_1", "9_2"]
     assert (found["jobs"][0]["limit_s"], found["jobs"][0]["waited_s"]) == (600.0, 100.0)
@@ -409,7 +409,7 @@ def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.Captur
     [
         (
             ["--policy", "saf-oracle"],
-            "--policy: saf-oracle knows true run times, which no scheduler does; expected saf-req",
+            "--policy: saf-oracle needs true run times, which no scheduler has; expected saf-req",
         ),
         (["--policy", "las"], "--policy: las stops jobs, is learned, or is Slurm's own; expected"),
         (["--policy", "multifactor"], "is Slurm's own; expected"),
@@ -447,8 +447,8 @@ def test_a_scenario_that_is_not_near_its_log_advises_nobody(
 @pytest.mark.parametrize(
     "script, line",
     [
-        (None, "scontrol: there is no such command here; give this command where Slurm's are"),
-        ("echo 'slurm_load: Unable to contact slurm controller' >&2; exit 1", "`scontrol ping` tells whether"),
+        (None, "scontrol: this host has no such command; run slimsched on a host with Slurm's commands"),
+        ("echo 'slurm_load: Unable to contact slurm controller' >&2; exit 1", "`scontrol ping` shows whether"),
         ("exec sleep 60", "scontrol: Slurm does not answer within 0.2 s; `scontrol ping`"),
         ("echo 'PriorityType = priority/basic'", "only under priority/multifactor"),
         (
@@ -460,7 +460,7 @@ def test_a_scenario_that_is_not_near_its_log_advises_nobody(
             'case "$0 $1" in *scontrol\\ show) echo "PriorityType = priority/multifactor";; *squeue*) cat queue;; '
             "*sprio*) cat factors;; *) [ ! -e stopped ] || { echo 'Unable to contact slurm controller' >&2; exit 1; }; "
             "touch stopped;; esac",
-            "scontrol update: Unable to contact slurm controller; `scontrol ping` tells whether",
+            "scontrol update: Unable to contact slurm controller; `scontrol ping` shows whether",
         ),
     ],
     ids=["missing", "down", "silent", "basic", "no right", "stops in the middle"],

@@ -334,7 +334,7 @@ def test_swf_parts_and_what_is_not_known(tmp_path: Path) -> None:
     found = import_log(path, tmp_path / "t.parquet")
     assert found.stats.rows == 4
     assert counts(found) == {
-        "parts of a job whose whole is a line of its own (status 2 to 4)": (1, 3),
+        "parts of a job that has a separate line for the whole (status 2 to 4)": (1, 3),
         "no run time": (1, 4),
     }
     trace = read_trace(tmp_path / "t.parquet")

@@ -189,7 +189,7 @@ def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str
     assert json.loads((here / "c.json").read_text()) == json.loads((here / "o" / "comparison.json").read_text())
     assert (here / "o" / "prices.svg").stat().st_size > 5000
     assert main(["jobs", "compare", "s.yaml", *flags, "--set", "bound.passes=0"]) == 0
-    assert "fifo: skipped, its run is there" in capsys.readouterr().err
+    assert "fifo: skipped, its run exists" in capsys.readouterr().err
     assert main(["jobs", "bound", "s.yaml", "--json", "-", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bounds"][0]["price_max"] > 0
@@ -268,8 +268,8 @@ def test_nodes_with_types_and_virtual_clusters(here: Path, capsys: pytest.Captur
         (["", ""], "4x8", "gpu"),
         (["a100", ""], "4x8:v100", "v100"),
         (["a100|v100", "a100"], "4x8:v100", "v100"),
-        (["a100", "v100"], "4x8", "jobs ask for several types of GPUs: .* --nodes 4x8:a100, --nodes 4x8:v100"),
-        (["a100", "a100"], "4x8:A100", "no job asks for GPUs of type 'A100', .*; write --nodes 4x8:a100"),
+        (["a100", "v100"], "4x8", "jobs request several types of GPUs: .* --nodes 4x8:a100, --nodes 4x8:v100"),
+        (["a100", "a100"], "4x8:A100", "no job requests GPUs of type 'A100', .*; write --nodes 4x8:a100"),
     ],
 )
 def test_nodes_have_the_type_that_jobs_ask_for(

@@ -31,7 +31,7 @@ def test_from_a_log_to_figures(here: Path, capsys: pytest.CaptureFixture[str]) -
         file.write(f"{row(JobIDRaw='7.batch')}\n")
     assert main(["jobs", "import", "sacct.log", "--json", "import.json"]) == 0
     streams = capsys.readouterr()
-    for said in ("sacct (told by its first lines)", "41 rows, 40 jobs", "steps of jobs", "from 2023-01"):
+    for said in ("sacct (detected by its first lines)", "41 rows, 40 jobs", "steps of jobs", "from 2023-01"):
         assert said in streams.out
     assert "reading sacct.log: 41 rows in" in streams.err
     document = json.loads((here / "import.json").read_text())
@@ -103,7 +103,7 @@ def test_a_trace_replaces_one_of_its_own_and_nothing_else(here: Path, capsys: py
         (here / "t").write_bytes(content)
         capsys.readouterr()
         assert main(words) == 2
-        assert "t: is there, and no trace that `jobs import` made; name another" in capsys.readouterr().err
+        assert "t: exists, and is not a trace of `jobs import`; name another" in capsys.readouterr().err
         assert (here / "t").read_bytes() == content
 
 

@@ -121,7 +121,7 @@ def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path
     "types, gpus, said",
     [
         ("a100", 1, "they ask for GPUs of type 'a100': write `type: a100` in cluster.nodes.0"),
-        ("", 8, "the smallest asks for 8 GPUs, and 4 is the most that one may have"),
+        ("", 8, "the smallest requests 8 GPUs, and 4 is the most that one may have"),
     ],
 )
 def test_no_job_fits(
@@ -137,7 +137,7 @@ def test_no_job_fits(
 def test_no_job_fits_that_wants_so_many_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = trace_of([(0, 10, 4), (1000, 10, 4)], nodes=[2, 2])
     assert main(["jobs", "compare", str(write_case(tmp_path, trace))]) == 2
-    assert "no type of node that a job may use has as many GPUs, and nodes, as it asks for" in capsys.readouterr().err
+    assert "no type of node that a job may use has the GPUs, and the nodes, that it requests" in capsys.readouterr().err
 
 
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:

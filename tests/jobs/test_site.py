@@ -89,7 +89,7 @@ def test_waits_that_no_policy_makes_are_near_to_none(tmp_path: Path) -> None:
         ({"recorded_wait_s": 0.0}, "4x4", "nobody waited", "in the log no job waited"),
         ({"recorded_wait_s": np.nan, "recorded_start_s": np.nan}, "4x4", "no waits", "with the columns of its starts"),
         ({}, "2x4", "too few nodes", "The log kept 16 GPUs busy at once, and --nodes has 8, .* give all of its nodes"),
-        ({}, "1x4=p0 30x4=vip", "", "no job of the trace fits .* the smallest asks for 8 GPUs, and 4 is the most"),
+        ({}, "1x4=p0 30x4=vip", "", "no job of the trace fits .* the smallest requests 8 GPUs, and 4 is the most"),
     ],
 )
 def test_what_a_log_does_not_tell(

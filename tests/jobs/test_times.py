@@ -178,4 +178,4 @@ def test_what_may_be_no_seconds_is_told_with_the_flag(submit_s: float, run_s: fl
     path = tmp_path / "log.csv"
     path.write_text(f"submit_s,run_s,gpus\n0,{run_s},1\n{submit_s},{run_s},1\n")
     found = import_log(path, tmp_path / "t.parquet")
-    assert any(told in text and "(--unit says otherwise)" in text for text in found.stats.messages)
+    assert any(told in text and "(otherwise give --unit)" in text for text in found.stats.messages)

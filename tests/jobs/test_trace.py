@@ -52,7 +52,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nowhere": ({"nodes": np.array([0, 1, 1], np.int32)}, "nodes: row 0: 0; allowed: 1 to the job's GPUs"),
     "on more nodes than it has GPUs": ({"nodes": np.array([1, 3, 1], np.int32)}, "nodes: row 1: 3"),
     "an unknown status": ({"status": np.array(["failed", "x", "failed"], object)}, "status: row 1: 'x'; allowed"),
-    "an id twice": ({"job_id": np.array(["a", "b", "a"], object)}, "job_id: 'a' stands there more than once"),
+    "an id twice": ({"job_id": np.array(["a", "b", "a"], object)}, "job_id: 'a' occurs more than once"),
 }  # fmt: skip
 
 

@@ -301,7 +301,7 @@ def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None
         router.set_energy_weight(2.0)
         assert router.control.energy_weight == 2.0
     else:
-        with pytest.raises(ValueError, match="knows no energy; only compass"):
+        with pytest.raises(ValueError, match="has no energy weight; only compass"):
             router.set_energy_weight(2.0)
 
 
@@ -335,7 +335,7 @@ def test_compass_pays_for_joules_and_less_where_the_floor_would_be_missed() -> N
         (ControlSpec(floor=0.9), r"control.floor: no width tuple is as accurate as 0.9; the best has 0.7643"),
         (
             ControlSpec(energy_weight=1.0),
-            r"control.energy_weight: is 1, but this kind knows no energy; .* take compass",
+            r"control.energy_weight: is 1, but this kind has no energy weight; .* take compass",
         ),
     ],
 )

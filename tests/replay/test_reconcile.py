@@ -103,7 +103,7 @@ def test_what_is_said_after_a_cut_need_not_be_heard() -> None:
     assert _account(Logs((*logs.router[:at], *logs.router[at + 1 :]), incarnations)).violations == ()
     first = _first(logs.router, RequestsReturned)
     found = _account(Logs((*logs.router[:first], *logs.router[first + 1 :]), incarnations)).violations
-    assert any("the router did not hear of it" in str(each) for each in found)
+    assert any("the router did not receive it" in str(each) for each in found)
 
 
 def test_what_a_killed_life_was_heard_to_say_counts() -> None:
@@ -311,8 +311,8 @@ def _with_servers_in_the_routers(logs: Logs) -> Logs:
             lambda logs: _with_incarnation(logs, steps=logs.incarnations[0].steps[:40]),
             "ends after 40 steps, and the router had",
         ),
-        (lambda logs: _with_incarnation(logs, steps=()), "ends after 0 steps, and the router had heard of"),
-        (_unheard, r"server:\d, incarnation 1, step \d+: request.* of micro-batch.* the router did not hear of it"),
+        (lambda logs: _with_incarnation(logs, steps=()), "ends after 0 steps, and the router had received"),
+        (_unheard, r"server:\d, incarnation 1, step \d+: request.* of micro-batch.* the router did not receive it"),
         (_heard_twice, r"router, step \d+: request.* in whose log that is not"),
         (_heard_otherwise(width=0.3), r"router, step \d+: request.* at width 0.3 by server:\d, incarnation 1, in"),
         (_heard_otherwise(segment=9), r"router, step \d+: request.* returned from segment 9 .* in whose log that"),
@@ -320,14 +320,14 @@ def _with_servers_in_the_routers(logs: Logs) -> Logs:
         (_heard_otherwise(requests=(10**6,)), r"router, step \d+: request 1000000 returned .* in whose log that"),
         (_never_sent, r"server:\d, incarnation 1, step \d+: micro-batch \d+ arrived, which the router never sent"),
         (_arrived_twice, r"server:0, incarnation 1, step \d+: micro-batch \d+ arrived twice"),
-        (_said_too_late, r"server:0, incarnation 1, step \d+: request 0 returned .* the router did not hear of it"),
+        (_said_too_late, r"server:0, incarnation 1, step \d+: request 0 returned .* the router did not receive it"),
         (_other_segment, r"router, step \d+: request.* by server:0, incarnation 1, in whose log that is not"),
         (_failed_unsent, r"router, step \d+: a transfer failed of micro-batch 1000000, which was never"),
-        (_without_incarnation, "server:0, incarnation 1: there is no log of it, and the router says that it served"),
-        (_with_another_incarnation, "server:0, incarnation 7: there is a log of it, and the router says nothing of it"),
+        (_without_incarnation, "server:0, incarnation 1: it has no log, and by the router's log it served"),
+        (_with_another_incarnation, "server:0, incarnation 7: it has a log, and the router's log does not mention it"),
         (_with_an_incarnation_twice, "server:0, incarnation 1: there are two of it"),
         (_with_steps_of_another, r"server:0, incarnation 1, step \d+: is of server:1"),
-        (_with_servers_in_the_routers, r"router, step \d+: is of server:1, whose incarnations have logs of their own"),
+        (_with_servers_in_the_routers, r"router, step \d+: is of server:1, whose incarnations have separate logs"),
         (lambda logs: _with_incarnation(logs, ended=WORKER_DIED), "by its note: worker_died; by the router's log"),
     ],
 )  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_budget_that_the_log_has_used_is_said_to_be_used(log: Log) -> None:
     finish(log, required, 10 / len(required))
     assert "give more" not in announced(made, 60, log)
     log.spent_s = 59
-    assert "nothing more fits: give more to go on" in announced(made, 60, log)
+    assert "nothing more fits: give more to continue" in announced(made, 60, log)
     assert "the budget is 1 min 12 s, of which the log has used 59 s" in announced(made, 60, log, reserved_s=12)
     finish(log, made.steps)
     assert "finished already; nothing is left to do" in announced(made, 60, log)

@@ -150,7 +150,7 @@ def test_what_is_not_significant_is_no_win_and_no_loss(mean_s: float) -> None:
     assert said.moods[WON] == "open"
     assert said.won.startswith("a tie, the differences in p99 latency are not statistically significant: ")
     assert said.won.endswith("[executors, 5 runs a router]")
-    assert re.match(r"make about \d+ runs to tell", said.after)
+    assert re.match(r"make about \d+ runs to separate", said.after)
 
 
 def test_fewer_than_five_runs_name_no_winner() -> None:
@@ -179,9 +179,8 @@ def test_how_many_runs_would_tell() -> None:
     one, other = validated(found, "executors").able
     lead: Any = one.lead(other)
     needed = ceil(5 * (log(lead["high"] / lead["ratio"]) / log(lead["ratio"])) ** 2)
-    assert (
-        f"make about {needed} runs to tell {one.router} from {other.router} (there were 5)" in told(None, found).after
-    )
+    advice = f"make about {needed} runs to separate {one.router} from {other.router} (there were 5)"
+    assert advice in told(None, found).after
 
 
 def test_a_few_runs_do_not_decide_who_keeps_the_floor() -> None:

@@ -104,9 +104,9 @@ def test_runs_that_agree_hold_and_runs_that_are_all_slower_drift() -> None:
     }
     slower = judged(served_profile(), twins(1.3, 1.28, 1.33, 1.31, 1.3))
     assert {name for name, metric in slower.items() if metric.verdict == "drifted"} == {"mean latency", "p99 latency"}
-    assert slower["mean latency"].finding == "mean latency: 30 % slower than the profile says"
+    assert slower["mean latency"].finding == "mean latency: 30 % slower than the profile states"
     hungry = judged(served_profile(), twins(1, 1, 1, 1, 1, energy=1.2))
-    assert hungry["energy per image"].finding == "energy per image: 20 % more than the profile says"
+    assert hungry["energy per image"].finding == "energy per image: 20 % more than the profile states"
 
 
 def test_what_a_profile_does_not_know_is_shown_and_not_judged() -> None:
@@ -147,7 +147,7 @@ def test_what_has_drifted_is_said_last_and_what_to_do() -> None:
     """A profile that holds is told so; and one that states large errors itself is told that."""
     profile = served_profile("modelled")
     (metric, *others) = open_loop_metrics(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
-    told = "30 % slower than the profile says (it says 0.77 times what is measured now, a bias of -23.1 %)"
+    told = "30 % slower than the profile states (it states 0.77 times what is measured now, a bias of -23.1 %)"
     notes = check_table(profile, [metric, *others]).notes
     assert [*notes[-3:]] == [
         f"mean latency: {told}", f"p99 latency: {told}",
@@ -296,4 +296,4 @@ def test_a_made_up_profile_does_not_hold(model: Path, tmp_path: Path, capsys: An
     assert (metrics["solo latency"]["verdict"], metrics["solo latency"]["looks"]) == ("drifted", 2)
     assert (len(metrics["solo latency"]["pairs"]), len(metrics["mean latency"]["pairs"])) == (24, 5)
     assert np.median([pair["predicted"][0] for pair in metrics["mean latency"]["pairs"]]) > 0.02
-    assert "faster than the profile says" in capsys.readouterr().out
+    assert "faster than the profile states" in capsys.readouterr().out

@@ -309,10 +309,10 @@ def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -
     [
         ({"classes": classes(0.7, 0.8, name="same")}, "given twice"),
         ({"classes": [{"name": "a", "share": 0.5}]}, "must make 1"),
-        ({"slo.floor": 0.7}, "slo.floor is given beside classes"),
-        ({"slo.schedule": [{"at_s": 5.0, "floor": 0.7}]}, "slo.schedule is given beside classes"),
-        ({"tuning.floor": 0.7}, "tuning.floor is given beside classes"),
-        ({"tuning.objective": "energy"}, "tuning.objective is given beside classes"),
+        ({"slo.floor": 0.7}, "slo.floor is given together with classes"),
+        ({"slo.schedule": [{"at_s": 5.0, "floor": 0.7}]}, "slo.schedule is given together with classes"),
+        ({"tuning.floor": 0.7}, "tuning.floor is given together with classes"),
+        ({"tuning.objective": "energy"}, "tuning.objective is given together with classes"),
         ({"shed": True}, "shed needs a deadline_s"),
     ],
 )
@@ -347,7 +347,7 @@ def test_who_knows_no_classes_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(InputError, match="shows no classes"):
         make_env(SHIPPED)
     assert main(["plan", str(SHIPPED)]) == 2
-    assert "a plan knows no classes" in capsys.readouterr().err
+    assert "a plan has no classes" in capsys.readouterr().err
     ppo = ("--set", "compare.routers=[jsq, ppo]", "--out", str(tmp_path / "run"))
     assert main(["run", str(SHIPPED), *ppo]) == 2
     assert "is trained without classes" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_a_lost_gpu_is_a_line(
         require_device(DeviceSection(kind="cuda", index=1), "s.yaml", "d")
     two_nvml_devices.nvml_devices[0].lost = True
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert why_unseen() == "NVIDIA's library says: GPU is lost"
+    assert why_unseen() == "NVIDIA's library reports: GPU is lost"
 
 
 def test_a_lost_gpu_is_told_before_work(

@@ -60,7 +60,7 @@ def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("kept") == len(RULES)
     broken = ["model", "check", 'tests.hw.test_networks:Pooled {"fault": "cost"}']
     assert main(broken) == 1
-    assert "counted are" in capsys.readouterr().out
+    assert "expected (macs, params" in capsys.readouterr().out
     assert "no JSON object" in refused(["model", "check", "tests.hw.test_networks:Pooled [1]"], capsys)
     assert "did you mean 'digits'" in refused(["model", "check", "digit"], capsys)
 

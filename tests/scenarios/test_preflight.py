@@ -347,7 +347,7 @@ def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tupl
     "free_bytes, pids, said",
     [
         (300_000_000, [71, 12], r"cuda:0: 0\.30 GB of 8\.6 are free \(processes 12, 71 use it\); end what holds it"),
-        (300_000_000, [], r"0\.30 GB of 8\.6 are free \(NVML does not tell whose it is\)"),  # a container's ids
+        (300_000_000, [], r"0\.30 GB of 8\.6 are free \(NVML reports no process\)"),  # a container's ids
         (2_000_000_000, [71], ""),
     ],
 )

@@ -180,7 +180,7 @@ def test_time_without_a_reading_is_flagged_where_it_matters() -> None:
     for unmetered_s, is_told in ((2.5, True), (0.05, False)):
         found = summary(record(request(0, 3.0, 1.0), devices=(DeviceTotals("d", 9.0, 1.0, 3.0, 0.0, unmetered_s),)))
         assert found["unmetered_share"] == unmetered_s / 10
-        assert ("for 25.00 % of the time a device's sensor told nothing" in format_result(found)) == is_told
+        assert ("for 25.00 % of the time a device's sensor reported nothing" in format_result(found)) == is_told
 
 
 def test_what_was_extrapolated_is_flagged() -> None:

@@ -118,7 +118,7 @@ def test_a_comparison_has_the_mark() -> None:
 def test_where_everybody_is_marked_nobody_wins() -> None:
     found = compare_results([result("random", left=20), result("jsq", failed=20)])
     assert found["hypervolume"] == {}
-    assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: there is no winner."
+    assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: no router wins."
     assert comparison_table(found).base == "random !"
     heads = [column.header for column in comparison_table(found).columns]
     assert heads[1:4] == ["images completed", "images unfinished", "images failed"]

@@ -200,8 +200,8 @@ def test_a_class_that_no_model_serves_is_refused(folder: Path, classes: Any, lin
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("infaas", "infaas knows one model, here are 2; take ladder, compass"),
-        ("milp", "milp knows one model, here are 2; take ladder, compass"),
+        ("infaas", "infaas supports one model, here are 2; take ladder, compass"),
+        ("milp", "milp supports one model, here are 2; take ladder, compass"),
         ("fixed:1,1", r"\[1.0, 1.0\] is of one model, here are 2; take ladder, compass"),
     ],
 )

@@ -83,7 +83,7 @@ def test_racks_and_counts_are_servers_one_by_one() -> None:
 @pytest.mark.parametrize(
     "right, wrong, problem",
     [
-        ("rack: s}", "rack: r}", "no server stands in s"),
+        ("rack: s}", "rack: r}", "no server is in s"),
         ("rack: s}", "rack: t}", "b's rack is t; name one of r, s"),
         (", rack: s}", "}", "b's rack is missing; name one of r, s"),
         ("{name: s, latency", "{name: r1, latency", "'r1' is given twice"),

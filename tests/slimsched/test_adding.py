@@ -194,7 +194,7 @@ def test_weights_are_found_by_name(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (["torchvision:resnet81"], "torchvision has no 'resnet81'"),
-        (["torchvision:resnet18", "--images", "digits"], "can't take images .*; --size shows how large"),
+        (["torchvision:resnet18", "--images", "digits"], "can't take images .*; --size sets the size"),
         (["torchvision:resnet18", "--images", "nowhere"], "no such folder"),
         (["torchvision:resnet18", "--pictures", "7"], "must be a whole number from 100"),
         (["torchvision:resnet18", "--size", "32"], "has its own size"),

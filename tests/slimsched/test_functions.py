@@ -289,7 +289,7 @@ def test_a_module_that_no_file_can_hold_is_told(scenario: Path, module: Any, pro
 def test_a_routers_file_takes_no_other_files_place(scenario: Path) -> None:
     layers = layers_for((4, 8), (10, 4))
     Path("notes.safetensors").write_text("mine")
-    with pytest.raises(InputError, match=r"^out: notes\.safetensors is there, and is not a router; name another file"):
+    with pytest.raises(InputError, match=r"^out: notes\.safetensors exists, and is not a router; name another file"):
         slimsched.save_router(scenario, layers, "notes.safetensors")
     assert Path("notes.safetensors").read_text() == "mine"
     with pytest.raises(InputError, match=r"^out: theirs\.pt: .* ends with \.safetensors"):

@@ -223,7 +223,7 @@ def test_a_name_may_end_in_a_guard_of_age() -> None:
     assert policy_of("qssf-easy-50h").age_guard_ns == 50 * 3600 * S
     with pytest.raises(InputError, match="has no part '50h-easy'"):
         policy_of("qssf-50h-easy")
-    with pytest.raises(InputError, match="says nothing of those that run"):
+    with pytest.raises(InputError, match="of waiting jobs, not of running ones"):
         policy_of("las-2d")
 
 
@@ -242,13 +242,13 @@ def test_a_learned_policy_is_shown_with_the_order_that_it_sees() -> None:
         ("sfj-oracle", "did you mean 'sjf'"),
         ("fifo-frist-fit", "did you mean 'first-fit'"),
         ("gavel-first-fit", "first-fit with the order gavel-max-min"),
-        ("fifo-program", "program lays whoever is chosen: take the queueing choice"),
+        ("fifo-program", "program places the chosen job: take the queueing choice"),
         ({"order": "fifo", "queueing": "rounds", "preemption": "by-index"}, "rounds with the order fifo"),
         ({"order": "gavel-fifo", "queueing": "rounds"}, "rounds stop jobs"),
         ({"order": "round-robin", "queueing": "first-fit"}, "round-robin goes round by preemption"),
         ({"order": "las", "queueing": "choice", "preemption": "by-index"}, "preempts no job"),
-        ({"learned": "told"}, "asks nobody"),
-        ({"placement": "anywhere"}, "no placement"),
+        ({"learned": "told"}, "does not use a learned choice"),
+        ({"placement": "anywhere"}, "is not a placement"),
     ],
 )
 def test_what_can_not_be_combined_is_refused(policy: Any, said: str) -> None:

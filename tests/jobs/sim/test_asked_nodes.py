@@ -19,7 +19,7 @@ from tests.jobs.sim.test_laws import BLIND, KNOWING, drawn, watched
 def test_more_nodes_than_there_are_are_refused_with_the_reason() -> None:
     scheduler = JobScheduler(policy_of("fifo"), [NodeGroup(2, 8)])
     assert scheduler.handle(JobArrived(0, 3, 0, nodes=3), 0) == [
-        RefuseJob(0, "asks for 3 nodes; no pool that it may use has so many, and 3 GPUs")
+        RefuseJob(0, "requests 3 nodes and 3 GPUs; no pool that it may use has both")
     ]
     assert scheduler.handle(JobArrived(1, 3, 0, nodes=2), 0) == []
 
