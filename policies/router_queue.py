@@ -159,13 +159,16 @@ class BatchingDelays(Generic[QueueKey]):
         return False
 
     def begin_by_rule(self, queue_key: QueueKey, members: Sequence[Holdable], segment: int, now_ns: int) -> None:
-        """Delay a batch queue that begins with these, its only requests, according to the rule."""
+        """Delay a batch queue that begins with these, its only requests, according to the rule.
+
+        It waits for no more requests than the wait brings at the present rate: at a light load for none.
+        """
         if self._rule is None:
             return
         requests, wait_ns = self._rule.requests[segment - 1], self._rule.wait_ns[segment - 1]
         if self._rule.arrivals_ns:
             requests = max(requests, int(min(self.rate * self._rule.arrivals_ns[segment - 1], self._most)))
-        requests = min(requests, self._most)
+        requests = min(requests, self._most, 1 + int(min(self.rate * wait_ns, self._most)))
         if len(members) < requests and wait_ns > 0:
             self.begin(queue_key, members, requests, wait_ns, now_ns)
 

@@ -222,7 +222,8 @@ class BatchingDelayRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From now on each new batch queue waits automatically, without a decision: by segment, for how many and how long.
 
     Attributes:
-        requests: (S,) length of the batch queue that ends a batching delay; 1 for no batching delay.
+        requests: (S,) length of the batch queue that ends a batching delay, at most one more than arrive within
+            `wait_ns` at the rate seen; 1 for no batching delay.
         wait_ns: (S,) longest batching delay; 0 for no batching delay.
         arrivals_ns: (S,) raises `requests` to the number of images that arrive within this time, at the rate seen; or
             empty.

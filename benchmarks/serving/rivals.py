@@ -1,4 +1,4 @@
-"""LitServe and Ray Serve with the same network on the same cores, from the same load generator.
+"""LitServe, Ray Serve and a loop behind uvicorn with the same network on the same cores, from the same load generator.
 
 They are installed in a separate environment with access to this one's torch:
 
@@ -33,7 +33,7 @@ from hw.telemetry import usable_cores
 from kit.errors import InputError, WorkError
 from kit.random_streams import stream
 
-NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve"}
+NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve", "uvicorn": "uvicorn and a loop"}
 CONNECTIONS: Final = 256  # single images at a time, the limit of our ingress
 LIGHT: Final = 0.3  # of the rival's capacity
 SATURATED: Final = 0.85  # answered share of arrivals below which a server is saturated
@@ -43,6 +43,7 @@ START_S: Final = 120.0
 ENVIRONMENTS: Final = {
     "litserve": {},
     "ray": {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"},
+    "uvicorn": {},
 }
 
 

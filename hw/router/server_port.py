@@ -261,7 +261,7 @@ class RemoteServer:
         if self.impairment != Impairment():
             self.impair(self.impairment)
         self._tell_router(ServerUp(self.index, self.incarnation))
-        self.send(ComeUp(self.incarnation))
+        self.send(ComeUp(self.incarnation, self._run.keeps_record))
 
     def retire(self) -> None:
         """End its worker's service, for another one is to take over; nothing is in flight here."""
@@ -533,7 +533,7 @@ class RemoteServer:
         run, counts = self._run, self._counts
         self._heard_steps = message.steps
         self.in_flight -= len(requests)
-        if message.reference_s and run.keeps_record:
+        if message.reference_s:
             self.references.append((message.referenced_ns, message.reference_s))
         counts.batches += 1
         counts.images += len(requests)

@@ -89,9 +89,13 @@ class Prepare(Message, frozen=True):
 
 
 class ComeUp(Message, frozen=True):
-    """Serve, in this incarnation; answered by `Preloaded` when everything due at the start is loaded."""
+    """Serve, in this incarnation; answered by `Preloaded` when everything due at the start is loaded.
+
+    `reads_speed`: measure the cores' speed between passes, if the lanes compute on them.
+    """
 
     incarnation: int
+    reads_speed: bool = False
 
 
 class Start(Message, frozen=True):

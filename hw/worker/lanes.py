@@ -34,7 +34,7 @@ class BatchEnded(msgspec.Struct, frozen=True):
         began_ns, ended_ns: of the forward pass; an emulated one ends by its model's time, and is noticed `late_ns`
             later.
         failed: members that could not be run, for `reason`; their inputs are still stored.
-        referenced_ns, reference_s, scores: see `hw.transport.messages.Returned`.
+        scores: see `hw.transport.messages.Returned`.
     """
 
     batch: int
@@ -44,8 +44,6 @@ class BatchEnded(msgspec.Struct, frozen=True):
     failed: tuple[int, ...] = ()
     reason: Reason | Literal[""] = ""
     late_ns: int = 0
-    referenced_ns: int = 0
-    reference_s: float = 0.0
     scores: bytes = b""
 
 

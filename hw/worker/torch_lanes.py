@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hw.device_settings import DeviceSpec
-from hw.host_resources import SpeedMeter
 from hw.networks.servable import Instance, Row, gather, rows_of
 from hw.transport.messages import Captures, Input, Move, MoveBroken, Moved, Reason
 from hw.worker import lanes
@@ -61,7 +60,6 @@ class StoreLanes:
         self._instances: dict[int, Instance] = {}
         self._spare: dict[Spec, Instance] = {}  # that the next run loads first
         self._impairment = Impairment()
-        self._speed_meter = SpeedMeter(clock_ns) if self._device.kind == "cpu" else None
         self._mover = self._new_mover() if store.moves_apart else None
 
     def _new_mover(self) -> Lane:
@@ -151,11 +149,8 @@ class StoreLanes:
         except Exception as error:
             self._break(command, error)
             return
-        read = self._speed_meter.take() if self._speed_meter else (0, 0.0)
         if not outcome.failed:
-            self._tell(BatchEnded(command.batch, predictions, began_ns, ended_ns, (), "", 0, *read, scores))
-            if self._speed_meter:
-                self._speed_meter.look()
+            self._tell(BatchEnded(command.batch, predictions, began_ns, ended_ns, scores=scores))
             return
         # lack of memory would cost the instance its place: it is the reason only if it is the only one
         reason, detail = min(outcome.failed.values(), key=lambda failure: failure[0] == "out_of_memory")

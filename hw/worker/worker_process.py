@@ -355,10 +355,13 @@ class Worker:
                 self._send_from_lane()
                 if meter is not None and isinstance(event, BatchEnded):
                     meter.ended(self._serving.given_back, event.ended_ns - event.began_ns)
+                speed_meter = self._serving.speed_meter if isinstance(event, BatchEnded) else None
             if self._fitting.computes_here:
                 self._take_what_came()
                 with self._lock:
                     self._send_from_lane()
+            if speed_meter is not None:
+                speed_meter.look()
 
     @contextlib.contextmanager
     def _exiting_on_failure(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hw.clock import NEVER_NS, RunClock
+from hw.host_resources import SpeedMeter
 from hw.telemetry.sensors import Sensor
 from hw.transport.messages import (
     Captures,
@@ -184,6 +185,7 @@ class Serving:
         self._clock_ns = clock_ns
         self._clock = RunClock(clock_ns)
         self.meter = CpuWorkMeter(run.server, self._clock.now_ns) if run.measures_costs else None
+        self.speed_meter: SpeedMeter | None = None
         self._scheduler = GreedyScheduler(service.params, run.server)
         self._book = ServerBook()
         self._incarnation = 0
@@ -253,8 +255,10 @@ class Serving:
     def obey(self, message: OfRun) -> None:
         """Process a message about the run as a whole."""
         match message:
-            case ComeUp(incarnation):
+            case ComeUp(incarnation, reads_speed):
                 self._incarnation = incarnation
+                if reads_speed and self._fitting.computes_here:
+                    self.speed_meter = SpeedMeter(self._clock_ns)
                 self.deliver(ServerUp(self._server, incarnation))
                 self._preloading = set(self._loading)
                 self._tell_preloaded()
@@ -331,6 +335,7 @@ class Serving:
     def _give_back(self, command: ReturnRequests, note: BatchTold | None) -> None:
         assert note is not None, "only the end of a batch gives requests back"
         ended, self.given_back = self._ended, len(command.requests)
+        read_ns, read_s = (0, 0.0) if self.speed_meter is None else self.speed_meter.take()
         self._post(
             Returned(
                 command.incarnation,
@@ -341,8 +346,8 @@ class Serving:
                 note,
                 command.residency,
                 self._steps,
-                self._clock.of(ended.referenced_ns) if ended.reference_s else 0,
-                ended.reference_s,
+                self._clock.of(read_ns) if read_s else 0,
+                read_s,
                 ended.scores,
             )
         )

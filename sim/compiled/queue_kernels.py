@@ -121,7 +121,8 @@ def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: in
         requests,
         int(min(c.arrivals.rate * ints(c)[p.batching_delay_rule_at + 2 * p.segments + segment], p.micro_batch_size)),
     )
-    requests = min(requests, p.micro_batch_size)
+    expected = 1 + int(min(c.arrivals.rate * wait_ns, p.micro_batch_size))
+    requests = min(requests, p.micro_batch_size, expected)
     if batch_queue_at(c, p, number).count < requests and wait_ns > 0:
         _begin(c, p, number, requests, wait_ns, now)
 

@@ -57,6 +57,7 @@ from hw.transport.messages import (
     Prepare,
     Release,
     Report,
+    Returned,
     Sample,
     Sampled,
     Sense,
@@ -715,6 +716,20 @@ def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(on_cores:
     assert lanes.told[2:] == [("take", (2,)), ("take", (3,))]
     worker._send()
     assert [message.number for message in router.receive() if isinstance(message, Pong)] == [5]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_worker_reads_its_cores_speed_only_for_a_record(on_cores: tuple[Worker, RouterEnd], reads: bool) -> None:
+    """A reading takes CPU time, and a server of clients keeps no record; each is reported with the next batch."""
+    worker, router = on_cores
+    worker._obey(Prepare(2, 0, False))
+    worker._obey(ComeUp(1, reads))
+    _ring_in_a_lane(worker)
+    for number in (1, 2):
+        worker._obey(Deliver(MicroBatch(number, 0, 1, WorkKey(1, 1.0, IMAGE), (number,))))
+        _ring_in_a_lane(worker)
+    returned = [message for message in router.receive() if isinstance(message, Returned)]
+    assert [message.reference_s > 0 for message in returned] == [False, reads]
 
 
 def test_what_a_lane_could_not_send_is_the_main_threads(

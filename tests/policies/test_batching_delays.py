@@ -85,3 +85,17 @@ def test_the_rate_follows_the_last_arrivals_at_any_speed() -> None:
     for _ in range(2000):
         note_arrival(seen, seen.arrived_ns)
     assert seen.rate == 1.0, "many at once"
+
+
+@pytest.mark.parametrize(("every_ns", "requests"), [(60, 1), (40, 2), (15, 4), (5, 4)])
+def test_a_rule_waits_for_no_more_requests_than_its_time_brings(every_ns: int, requests: int) -> None:
+    """A batch queue of a rule that waits 50 ns for four: one request in 60 ns is not waited for."""
+    core = holding(outstanding_micro_batches=1000)
+    core.handle(BatchingDelayRule((4, 4), (50, 50)), 0)
+    sizes = []
+    for now in range(every_ns, 403 * every_ns, every_ns):
+        arrive(core, now, now)
+        if core.next_wake_ns == now:
+            sizes.append(len(send(core, now, 0).micro_batch.requests))
+    assert sizes[:2] == [1, requests], "of the first nothing is known yet"
+    assert set(sizes[1:]) == {requests}
