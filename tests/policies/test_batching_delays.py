@@ -39,7 +39,7 @@ def test_a_decision_sees_how_long_it_may_hold() -> None:
         assert batching_delay(core, number, wait_ns=1) is not None
     decide = ask(core, MAX_BATCHING_DELAYS)
     assert decide.view.batching_delay_left_ns == 0
-    with pytest.raises(AssertionError, match="may not be held"):
+    with pytest.raises(AssertionError, match="may not be delayed"):
         handle(core, Delayed(decide.decision, BatchingDelay(2, 1)), MAX_BATCHING_DELAYS)
 
 
