@@ -83,7 +83,7 @@ class AccuracyPrior:
     """The prior p_acc of a width tuple, complete or partial (Eq. 7).
 
     Args:
-        top1: accuracy in [0, 1] for complete width tuples; every tuple has the same length S.
+        accuracies: in [0, 1] for complete width tuples; every tuple has the same length S.
 
     A partial tuple has the mean of all complete tuples that begin with it. A missing tuple has the value of its nearest
     neighbour (least sum of absolute width differences; ties go to the smallest tuple). A partial tuple that begins no
@@ -284,7 +284,7 @@ class RouterConfig:
         shed_expired: give up requests whose deadline has passed when they reach the FIFO's head.
         max_batching_delay_ns: the longest total batching delay of a request, over all segments; 0 for no batching
             delays.
-        top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
+        accuracies: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
         classes: names of the classes of requests; empty if all are of one, which has no name.
         models: the widths of each of several models; empty if there is one. A request's class decides its model.
         model_of: for each class its model's number; empty if there is one.

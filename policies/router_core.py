@@ -34,11 +34,14 @@ from policies.router_queue import (
 )
 from policies.vocabulary import (
     ANYWHERE,
+    CANARY,
     FOLLOW_NS,
     IMAGE,
     NOTHING_RESIDENT,
     NS_PER_S,
     ROUTER,
+    STABLE,
+    VERSIONS,
     ArrivalsEnded,
     BatchingDelayBegun,
     BatchingDelayRule,
@@ -88,7 +91,7 @@ class _QueueKey(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class _Tally(msgspec.Struct):
-    """Counts of a class's requests, and the operator's goals for it."""
+    """Counts of a class's requests at one version, and the operator's goals for it."""
 
     goal: GoalSet = GoalSet()
     completed: int = 0
@@ -123,6 +126,7 @@ class _Request(msgspec.Struct):
     batching_delays: int = 0
     is_cancelled: bool = False
     service_class: int = 0
+    version: int = STABLE
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -158,18 +162,20 @@ class _OpenMicroBatch(msgspec.Struct):
 class _Server:
     """One server's entry in the router's ledger, its last report, and the router's views of it.
 
-    `views` has a view for each place that was asked for since the entry changed. `is_draining` outlives incarnations.
+    `views` has a view for each place and version that was asked for since the entry changed. `is_draining` and
+    `version` outlive incarnations.
     """
 
     up: bool = False
     is_draining: bool = False
+    version: int = STABLE
     incarnation: int = 0
     requests: int = 0
     micro_batches: int = 0
     by_key: dict[WorkKey, int] = field(default_factory=dict)
     report: ServerReport | None = None
     residency: Residency = NOTHING_RESIDENT
-    views: dict[int, ServerView] = field(default_factory=dict)
+    views: dict[tuple[int, int], ServerView] = field(default_factory=dict)
 
     def add(self, key: WorkKey, requests: int, micro_batches: int) -> None:
         """Add to the outstanding requests and micro-batches of a key (or subtract)."""
@@ -220,7 +226,7 @@ class _Server:
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
-    """The complete state of a router's core; `waiting` is the FIFO, oldest first; `accuracies`: see `RouterConfig`."""
+    """The complete state of a router's core; `waiting` is the FIFO, oldest first; `accuracies`: by version."""
 
     arrived: int
     completed: int
@@ -237,7 +243,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     question: _Question | None
     decision: int
     all_at_cap: bool
-    accuracies: tuple[float, ...]
+    accuracies: list[tuple[float, ...]]
     freed: list[int]
 
 
@@ -255,11 +261,10 @@ class RouterCore:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
-        self._tallies = [_Tally() for _ in range(config.class_count)]
+        self._tallies = [_Tally() for _ in VERSIONS for _ in range(config.class_count)]
         self._room = _Room()
         self._own_limit_ns = FOLLOW_NS
-        self._accuracies: dict[tuple[float, ...], float] | None = None
-        self._take_accuracies(config.accuracies)
+        self._accuracies = [self._by_tuple(config.accuracies), None]  # by version
         self._requests: dict[int, _Request] = {}
         self._fifo: KeyedFifo[_QueueKey] = KeyedFifo()
         self._micro_batches: dict[int, _OpenMicroBatch] = {}
@@ -267,10 +272,16 @@ class RouterCore:
         self._masks = config.masks()  # (servers, places, widths); a place is a segment of a model
         self._first_places = [model * config.segments - 1 for model in config.class_models]
         # one object each: faster to find in the FIFO
-        self._queue_keys: dict[tuple[int, float, int, int], _QueueKey] = {}
+        self._queue_keys: dict[tuple[int, float, int, int, int], _QueueKey] = {}
         self._lines_of_images = [
-            self._queue_key(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
+            [
+                self._queue_key(ROUTER, _Request(None, 0, 0, service_class=number, version=version))
+                for version in VERSIONS
+            ]
+            for number in range(config.class_count)
         ]
+        self._stand_ins: tuple[int, ...] = ()  # for each version, the one that serves requests which begin now
+        self._find_stand_ins()
         self._batching_delays: BatchingDelays[_QueueKey] = BatchingDelays(
             config.max_batching_delay_ns, config.micro_batch_sizes[-1]
         )
@@ -285,7 +296,7 @@ class RouterCore:
             BatchingDelayRule: self._set_batching_delay_rule,
             GoalSet: self._set_goal,
             OwnLimit: self._set_limit,
-            ModelChanged: self._set_accuracies,
+            ModelChanged: self._change_model,
             ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
@@ -339,7 +350,7 @@ class RouterCore:
                 self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
                 self._room, self._requests, self._fifo.in_order(), self._micro_batches, servers,
                 self._batching_delays.state(), self._question, self._decision, self._all_at_cap,
-                tuple((self._accuracies or {}).values()), list(self._freed),
+                [tuple((table or {}).values()) for table in self._accuracies], list(self._freed),
             )
         )  # fmt: skip
 
@@ -368,7 +379,8 @@ class RouterCore:
         self._decision = state.decision
         self._all_at_cap = state.all_at_cap
         self._freed.extend(state.freed)
-        self._take_accuracies(state.accuracies)
+        self._accuracies = list(map(self._by_tuple, state.accuracies))
+        self._find_stand_ins()
 
     # ---------------------------------------------------------------------------------------------------- events
 
@@ -416,9 +428,10 @@ class RouterCore:
             commands.append(RequestFailed(event.request, REFUSED, 0))
             return
         note_arrival(self._batching_delays, now_ns)
-        entry = _Request(event.deadline_ns, now_ns, now_ns, service_class=event.service_class)
+        version = self._stand_ins[event.version]
+        entry = _Request(event.deadline_ns, now_ns, now_ns, service_class=event.service_class, version=version)
         self._requests[event.request] = entry
-        self._queue(self._lines_of_images[event.service_class], (event.request,), (entry,), now_ns)
+        self._queue(self._lines_of_images[event.service_class][version], (event.request,), (entry,), now_ns)
 
     def _enter(self, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
         """Append requests to the FIFO under the key of their place and activations: one for all of them."""
@@ -441,7 +454,8 @@ class RouterCore:
     def _queue_key(self, request: int, entry: _Request) -> _QueueKey:
         """Return the batch queue of requests that this one may share a micro-batch with."""
         location = entry.location if self.config.micro_batch_key == "location" else ANYWHERE
-        head = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
+        place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location)
+        head = (*place, entry.service_class, entry.version)
         if entry.retries >= ALONE_AFTER:
             return _QueueKey(HeadKey(*head), request)
         queue_key = self._queue_keys.get(head)
@@ -470,7 +484,7 @@ class RouterCore:
         self._question = _Question(queue_key, requests, self._fifo.length(queue_key), left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        tally = self._tallies[queue_key.head.service_class]
+        tally = self._tally_of(queue_key.head)
         goal, others = tally.goal, self.completed - tally.completed
         queue_facts = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
         goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
@@ -507,13 +521,15 @@ class RouterCore:
     def _server_views(self, head: HeadKey) -> tuple[ServerView, ...]:
         """Return a head's views of the servers; recreated if their entries have changed."""
         views: list[ServerView] = []
-        place = self._place(head)
+        place, version = at = self._place(head), head.version
         for state in self._servers:
-            view = state.views.get(place)
+            view = state.views.get(at)
             if view is None:
                 widths = self._masks[len(views)][place]
-                is_spared = state.is_draining and self._is_spared(place)
-                view = state.views[place] = state.view(self.config, head.segment, widths, is_spared=is_spared)
+                if state.version != version:
+                    widths = (False,) * len(widths)
+                is_spared = state.is_draining and self._is_spared(place, version)
+                view = state.views[at] = state.view(self.config, head.segment, widths, is_spared=is_spared)
             views.append(view)
         return tuple(views)
 
@@ -538,7 +554,7 @@ class RouterCore:
         candidates = question.requests
         head = question.queue_key.head
         server = self._servers[choice.server]
-        if not server.up or (server.is_draining and self._is_spared(self._place(head))):
+        if not server.up or (server.is_draining and self._is_spared(self._place(head), head.version)):
             return
         if self._fifo.peek(queue_key, len(candidates)) != candidates:
             return
@@ -577,6 +593,7 @@ class RouterCore:
         held = self._masks[choice.server][self._place(head)]
         assert choice.micro_batch_size >= 1, f"an empty micro-batch: {choice}"
         assert held[widths.index(choice.width)], f"the policy chose a masked width: {choice}"
+        assert self._servers[choice.server].version == head.version, f"the policy chose another version: {choice}"
         micro_batches = self._servers[choice.server].micro_batches
         assert micro_batches < self.config.outstanding_micro_batches, f"the policy chose a server at its cap: {choice}"
 
@@ -627,12 +644,13 @@ class RouterCore:
         self._batching_delays.set_rule(event)
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
-        self._tallies[event.service_class].goal = event
+        for tally in self._tallies[event.service_class :: self.config.class_count]:
+            tally.goal = event
         self._set_room()
 
     def _set_room(self) -> None:
         """Set the number of images that fit within the strictest limit, and the order in which classes are refused."""
-        goals = [tally.goal for tally in self._tallies]
+        goals = [tally.goal for tally in self._tallies[: self.config.class_count]]
         limit_ns = min((goal.limit_ns for goal in goals if goal.limit_ns), default=0)
         self._room.images = self.config.sustained_img_s * limit_ns / NS_PER_S
         for tally in self._tallies:
@@ -642,12 +660,20 @@ class RouterCore:
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
 
-    def _set_accuracies(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
-        self._take_accuracies(event.accuracies)
+    def _change_model(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._accuracies = [self._by_tuple(event.accuracies), self._by_tuple(event.canary_accuracies)]
+        count = self.config.class_count
+        self._tallies[count:] = [_Tally(tally.goal) for tally in self._tallies[:count]]
+        for index, state in enumerate(self._servers):
+            state.version = CANARY if index in event.canary else STABLE
+        self._look_anew(now_ns)
 
-    def _take_accuracies(self, accuracies: tuple[float, ...]) -> None:
-        """Set the accuracy of each width tuple, used from now on to count completed requests."""
-        self._accuracies = dict(zip(self.config.width_tuples(), accuracies, strict=True)) if accuracies else None
+    def _by_tuple(self, accuracies: tuple[float, ...]) -> dict[tuple[float, ...], float] | None:
+        """Return the accuracy of each width tuple, by which completed requests are counted."""
+        return dict(zip(self.config.width_tuples(), accuracies, strict=True)) if accuracies else None
+
+    def _tally_of(self, request: _Request | HeadKey) -> _Tally:
+        return self._tallies[request.version * self.config.class_count + request.service_class]
 
     def _limit_ns_of(self, tally: _Tally) -> int:
         """Return a class's limit of p99 latency in force: the router's own, or the operator's; 0 for none."""
@@ -738,7 +764,8 @@ class RouterCore:
         now_ns: int,
         commands: list[RouterCommand],
     ) -> None:
-        tally, accuracies = self._tallies[entries[0].service_class], self._accuracies  # a micro-batch is of one class
+        first = entries[0]  # a micro-batch is of one class and version
+        tally, accuracies = self._tally_of(first), self._accuracies[first.version]
         limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)
         tally.completed += len(requests)
@@ -749,7 +776,7 @@ class RouterCore:
                 tally.late += 1
             note_end(self._room, len(self._requests), 0 < tally.goal.limit_ns < now_ns - entry.arrived_ns)
             del self._requests[request]
-            commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries))
+            commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries, entry.version))
 
     def _return_unmoved(self, event: TransferFailed, now_ns: int, commands: list[RouterCommand]) -> None:
         if event.micro_batch in self._micro_batches:
@@ -760,8 +787,8 @@ class RouterCore:
             self._retry(event.requests, event.reason, now_ns, commands)
 
     def _retry(self, requests: Iterable[int], reason: str, now_ns: int, commands: list[RouterCommand]) -> None:
-        """Requeue at the FIFO's tail; from segment 1 if the activations were lost with their server (the image is
-        here)."""
+        """Requeue at the FIFO's tail; from segment 1, perhaps at the other version, if the activations were lost with
+        their server (the image is here)."""
         for request in requests:
             entry = self._requests[request]
             member = _Members((request,), (entry.entered_ns,), now_ns, ((),), (False,), failed=True)
@@ -769,6 +796,8 @@ class RouterCore:
             entry.retries += 1
             if entry.location != ROUTER and not self._is_current(entry.location, entry.location_incarnation):
                 entry.widths, entry.location = (), ROUTER
+            if not entry.widths:
+                entry.version = self._stand_ins[entry.version]
             if entry.is_cancelled or entry.retries > self.config.max_retries:
                 self._give_up(request, CANCELLED if entry.is_cancelled else reason, commands)
             else:
@@ -793,7 +822,7 @@ class RouterCore:
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)
         self.failed += 1
-        tally = self._tallies[entry.service_class]
+        tally = self._tally_of(entry)
         if self._limit_ns_of(tally) > 0:
             tally.late += 1
         note_end(self._room, len(self._requests), tally.goal.limit_ns > 0)
@@ -832,17 +861,34 @@ class RouterCore:
 
     def _look_anew(self, now_ns: int) -> None:
         """End all batching delays and drop all views: other servers can take micro-batches than before, so any waiting
-        request may go there."""
+        request may go there, and to the other version if it has not begun."""
         self._end_batching_delays(now_ns)
         self._all_at_cap = False
         for state in self._servers:
             state.views.clear()  # whether a server is spared depends on the others
+        self._find_stand_ins()
+        moving = {
+            request: entry
+            for request, entry in self._requests.items()
+            if entry.micro_batch is None and not entry.widths and self._stand_ins[entry.version] != entry.version
+        }
+        for queue_key in {self._queue_key(request, entry): None for request, entry in moving.items()}:
+            self._fifo.remove(queue_key, moving)
+        for request, entry in moving.items():
+            entry.version = self._stand_ins[entry.version]
+            self._fifo.push(self._queue_key(request, entry), (request,))
 
-    def _is_spared(self, place: int) -> bool:
+    def _find_stand_ins(self) -> None:
+        """Let the other version stand in for one without a server that is up and not to be drained, if it has one."""
+        free = {state.version for state in self._servers if state.up and not state.is_draining}
+        held = free or {state.version for state in self._servers}
+        self._stand_ins = tuple([version if version in held else 1 - version for version in VERSIONS])
+
+    def _is_spared(self, place: int, version: int | None = None) -> bool:
         """Return whether a server to be drained is spared: another one that is up, and isn't, can hold the place's
-        segment."""
+        segment (of this version, if its requests may not go to the other)."""
         return any(
-            other.up and not other.is_draining and any(masks[place])
+            other.up and not other.is_draining and version in (None, other.version) and any(masks[place])
             for other, masks in zip(self._servers, self._masks, strict=True)
         )
 

@@ -83,16 +83,19 @@ class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """What must agree for two requests to share a micro-batch: their place, and the location of their activations.
 
     `location` is `ANYWHERE` under `micro_batch_key: any`, when a micro-batch may mix locations. `service_class` is the
-    index of their class in `RouterConfig.classes`; 0 if there are none.
+    index of their class in `RouterConfig.classes`; 0 if there are none. `version` is `CANARY` if only the canary's
+    servers may take them.
     """
 
     segment: int
     previous_width: float
     location: int
     service_class: int = 0
+    version: int = 0
 
 
 ANYWHERE: Final = -2
+STABLE, CANARY = VERSIONS = range(2)  # of the weights: the one for all requests, and a second one for a part of them
 
 
 class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -169,8 +172,8 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
         late: number of images completed later than the limit of p99 latency then in force, or failed under one.
         goal_limit_ns: the operator's limit of p99 latency now; 0 for none.
         goal_energy_weight: the price of a joule per image now, in points of accuracy (0.01); 0 for none.
-        others_completed: the part of `completed` in other classes than the head's. Accuracy, goals and late images are
-            those of the head's class alone.
+        others_completed: the part of `completed` in other classes than the head's, or by the other version. Accuracy,
+            goals and late images are those of the head's class and version alone.
         looked_at: the servers that a router needs to examine (`policies.router_queue`), that of the activations first;
         all
             if it is empty.
@@ -197,11 +200,13 @@ class ClusterView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An image of some class entered the system; `deadline_ns` is absolute, if the scenario has deadlines."""
+    """An image of some class entered the system; `deadline_ns` is absolute, if the scenario has deadlines; `version` is
+    the one that is to serve it."""
 
     request: int
     deadline_ns: int | None = None
     service_class: int = 0
+    version: int = STABLE
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -265,9 +270,17 @@ class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ModelChanged(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Requests that begin from now on use other weights; `accuracies`: see `RouterConfig`."""
+    """Requests that begin from now on use other weights; none is in flight.
+
+    Attributes:
+        accuracies: see `RouterConfig`.
+        canary: servers with a second version; each can hold all segments. Empty: none.
+        canary_accuracies: that version's accuracies.
+    """
 
     accuracies: tuple[float, ...]
+    canary: tuple[int, ...] = ()
+    canary_accuracies: tuple[float, ...] = ()
 
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -512,12 +525,13 @@ class SendMicroBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RequestCompleted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A request has passed its last segment."""
+    """A request has passed its last segment, as all others on servers of one version."""
 
     request: int
     widths: tuple[float, ...]
     correct: bool
     retries: int
+    version: int = STABLE
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
 
 from kit.errors import InputError, WorkError
 from slimsched.arguments import (
@@ -313,11 +315,17 @@ def steer(
     energy_weight: float | None = None,
     router: Router | None = None,
     model: File | None = None,
+    canary: File | None = None,
+    share: float | None = None,
+    service_class: Annotated[str | None, Parameter(name="--class")] = None,
+    promote: bool = False,
+    take_back: bool = False,
 ) -> CommandResult:
     """Drain servers, or change goals, router or model, during a run.
 
     The run reports when it follows, and when a drained server is empty. Goals, router and model are those of a `serve`.
-    Routers with control follow goals (docs/routers.md).
+    Routers with control follow goals (docs/routers.md). While a canary is on, the command without options compares both
+    versions.
 
     Args:
         run: the folder of the `run`, `validate` or `serve` in progress.
@@ -328,6 +336,11 @@ def steer(
         energy_weight: the price of energy: points of accuracy per joule an image.
         router: the new router: its name, a rule file, or a trained router's file.
         model: other weights of the served network; their accuracy table (accuracy.json) is next to them.
+        canary: the same, but for a part of the requests, on some of the servers.
+        share: the share of the requests that the canary serves; 0.1 if not given, or a whole class.
+        service_class: the class whose requests the canary serves.
+        promote: let the canary's weights serve all requests.
+        take_back: end the canary; the previous weights serve all requests.
 
     Raises:
         InputError: nothing is asked for, nothing of that kind serves in that folder, it has no such server or host, or
@@ -336,20 +349,29 @@ def steer(
     from policies.goal_control import MAX_WEIGHT
     from scenarios.files.router_files import check_router, with_file
     from scenarios.runs import operator_control
+    from scenarios.show.command_tables import format_versions
 
     require_within("--floor", floor, 0, 1)
     require_within("--energy-weight", energy_weight, 0, MAX_WEIGHT)
+    require_within("--share", share, 1e-4, 1)
+    if [model is not None, canary is not None, promote, take_back].count(True) > 1:
+        raise InputError("cluster steer", "", "expected at most one of --model, --canary, --promote and --take-back")
+    if canary is None and (share is not None or service_class is not None):
+        raise InputError("cluster steer", "--share, --class", "are of a canary; give its weights, too: --canary FILE")
     router_name = None if router is None else str(router)
     if router_name is not None:
         check_router(router_name, "--router")
         router_name = with_file(router_name, lambda path: str(path.resolve()))
-    weights = None if model is None else str(Path(model).resolve())
+    weights, trial = (None if file is None else str(Path(file).resolve()) for file in (model, canary))
     wish = operator_control.Steering(
-        floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=router_name, model=weights
-    )
+        floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=router_name, model=weights, canary=trial,
+        share=share, service_class=service_class, promote=promote or None, take_back=take_back or None,
+    )  # fmt: skip
     request = wish.model_dump(exclude_none=True)
     if not (drain or request):
-        flags = "--drain, --floor, --p99, --energy-weight, --router or --model"
+        if versions := operator_control.versions(Path(run)):
+            return CommandResult({"versions": versions}, format_versions(versions))
+        flags = "--drain, --floor, --p99, --energy-weight, --router, --model, --canary, --promote or --take-back"
         raise InputError(str(run), "", f"nothing is asked for: give {flags}")
     if request:
         operator_control.steer(Path(run), wish)

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 import slimsched
-from hw.frontend.inference_protocol import Served
+from hw.frontend.inference_protocol import Answer, Served
 from hw.frontend.router_link import ServerState, Status
 from hw.frontend.traffic_metrics import Metrics
 from policies.ppo.ppo_router import PPORouter
@@ -91,6 +91,10 @@ def test_the_dashboard_asks_for_what_is_counted() -> None:
     served = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
     metrics = Metrics(lambda: served, lambda: 0, lambda: told, lambda: 0.0)
     metrics.requests.labels("200"), metrics.refused.labels("full"), metrics.failed.labels("deadline")
+    answers = [Answer(1, (1.0,), b"", "1", 1)]
+    metrics.note_answered(0, answers, 0.1, 0.0)
+    metrics.note_compared(answers, answers)
+    metrics.version_failed.labels("1")
     counted = set(re.findall(r"^(slimsched_\w+)", metrics.text().decode(), re.MULTILINE))
     texts = [target["expr"] for panel in nvml_device["panels"] for target in panel["targets"]]
     asked = set(re.findall(r"slimsched_\w+", " ".join(texts)))

@@ -10,14 +10,17 @@ import sys
 import time  # noqa: TID251 - latencies
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hw.frontend.connections import Sparing
-from hw.frontend.inference_protocol import Outcome, Request, RequestError, Served, outputs_of
+from hw.frontend.inference_protocol import Answer, Outcome, Request, RequestError, Served, outputs_of, version_of
 from hw.frontend.router_link import ROUTER_GONE, Bridge, FailedError, FullError
 from hw.frontend.traffic_metrics import LivePage, Metrics
 from hw.frontend.transforms import TransformError, Transforms
@@ -26,6 +29,7 @@ from policies.router_queue import REFUSED
 DEADLINE: Final = "deadline"
 NO_PREDICTION: Final = "no_prediction"
 TRANSFORM: Final = "transform"
+COMPARED: Final = 10  # of the canary's requests, at most one in this number is also served by the stable version
 HEARD_S: Final = 2.0  # the router reports several times a second
 _AHEAD_S: Final = 0.01  # a client counts, too, from when it asked: it may leave a moment before its time is up here
 _TRACE: Final = "traceparent"
@@ -103,6 +107,8 @@ class Admission:
         self._tokens = tokens
         self._journal = journal
         self._transforms = transforms
+        self._drawn = self._canaries = 0  # requests so far; the canary's since the last comparison
+        self._comparison: asyncio.Future[None] | None = None
         self._image_wait_s = 0.5 / sustained_img_s  # an image that is inside has half of its way before it, on average
 
     @property
@@ -123,8 +129,9 @@ class Admission:
     def require_model(self, name: str, version: str) -> None:
         """Raise `RequestError` if another model is requested; an empty version is any."""
         served = self.served
-        if name != served.name or version not in ("", served.version):
-            problem = f"nothing is at {f'{name}/{version}':.80}; the model is {served.name}, version {served.version}"
+        if name != served.name or version not in ("", *served.versions):
+            versions = " or ".join(served.versions)
+            problem = f"nothing is at {f'{name}/{version}':.80}; the model is {served.name}, version {versions}"
             raise RequestError(problem, 404)
 
     def token_in(self, authorization: str) -> bytes:
@@ -151,14 +158,15 @@ class Admission:
         Raises:
             RequestError: it was not admitted, or has no answer.
         """
-        began_s, count = time.perf_counter(), len(request.images)
+        began_s, count, served = time.perf_counter(), len(request.images), self.served
         requested_s = math.inf if request.timeout_ns is None else request.timeout_ns / 1e9
-        request_class = self.served.request_classes[request.service_class]
+        request_class = served.request_classes[request.service_class]
         timeout_s = min(self._limits.timeout_s, requested_s, request_class.deadline_s)
-        timeout_ns = round(timeout_s * 1e9)
+        timeout_ns, images = round(timeout_s * 1e9), request.images
+        number = self._version(served, request.service_class, version)
+        asked = served.versions[number]
         try:
             async with asyncio.timeout(timeout_s):
-                images = request.images
                 if request.inputs:
                     self._require_room(0, token, timeout_s)
                     images = await self._transforms.before(request.inputs)
@@ -166,39 +174,74 @@ class Admission:
                     timeout_ns -= round((time.perf_counter() - began_s) * 1e9)
                 self._metrics.arrived.inc(count)
                 self._require_room(count, token, timeout_s)
-                answers = await self._bridge.submit(images, timeout_ns, request.service_class, token)
-                outputs = outputs_of(answers, self.served)
-                if self.served.own_outputs:
+                answers = await self._bridge.submit(images, timeout_ns, request.service_class, token, number)
+                outputs = outputs_of(answers, served)
+                if served.own_outputs:
                     outputs = await self._transforms.after(outputs)
         except TransformError as error:
-            text = f"serve: {self.served.transform or 'decoding images'}: {error}"
+            text = f"serve: {served.transform or 'decoding images'}: {error}"
             self._journal.note("transform_failed", text=text, **trace)
-            raise self._failure(TRANSFORM, max(1, count), timeout_s, trace) from None
+            raise self._failure(TRANSFORM, max(1, count), timeout_s, asked, trace) from None
         except FullError:
             self._metrics.refused.labels("full").inc(count)
             raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
         except TimeoutError:
-            raise self._failure(DEADLINE, count, timeout_s, trace) from None
+            raise self._failure(DEADLINE, count, timeout_s, asked, trace) from None
         except FailedError as error:
             if str(error) == REFUSED:
                 self._metrics.refused.labels("overload").inc(count)
                 raise RequestError("full: more could not be answered within the p99 latency promised", 429) from None
-            raise self._failure(str(error), count, timeout_s, trace) from None
+            raise self._failure(str(error), count, timeout_s, asked, trace) from None
         except asyncio.CancelledError:
             if time.perf_counter() - began_s >= timeout_s - _AHEAD_S:
-                self._failure(DEADLINE, count, timeout_s, trace)
+                self._failure(DEADLINE, count, timeout_s, asked, trace)
                 raise asyncio.CancelledError(DEADLINE) from None
             self._metrics.failed.labels("client_left").inc(count)
             raise
-        if version not in ("", answers[0].version):
+        if version not in ("", version_of(answers)):
             self._metrics.failed.labels("version").inc(count)
-            raise RequestError(f"version {version} is served no more, but {answers[0].version}", 404)
+            raise RequestError(f"version {version} is served no more, but {version_of(answers)}", 404)
         took_s = time.perf_counter() - began_s
         self._metrics.note_answered(request.service_class, answers, took_s, time.time())
-        self._page.note(took_s)
+        self._page.note(took_s, answers)
         if self._bridge.is_late(took_s, request.service_class):
             self._journal.note("request_late", images=count, seconds=round(took_s, 4), **trace)
-        return Outcome(outputs, answers[0].version, max(answer.took_ns for answer in answers))
+        self._compare_some(images, request.service_class, answers, served)
+        return Outcome(outputs, version_of(answers), max(answer.took_ns for answer in answers))
+
+    def _version(self, served: Served, service_class: int, version: str) -> int:
+        """Return the number of the version that is to answer a request: the one that it names, or a drawn one."""
+        self._drawn += 1
+        if version in served.versions:
+            return served.versions.index(version)
+        return served.drawn(self._drawn, service_class)
+
+    def _compare_some(
+        self, images: NDArray[np.float32], service_class: int, answers: Sequence[Answer], served: Served
+    ) -> None:
+        """Let the stable version serve some of the canary's requests, too."""
+        if served.canary is None or version_of(answers) != served.canary.version:
+            return
+        self._canaries += 1
+        if self._canaries >= COMPARED and self._is_idle:
+            self._canaries = 0
+            self._comparison = asyncio.ensure_future(self._compare(images, service_class, answers, served.version))
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no image waited for a server at the last report, and no request is served to be compared."""
+        is_free = self._bridge.status is not None and not self._bridge.status.queued
+        return is_free and (self._comparison is None or self._comparison.done())
+
+    async def _compare(
+        self, images: NDArray[np.float32], service_class: int, answers: Sequence[Answer], stable: str
+    ) -> None:
+        with suppress(FullError, FailedError, TimeoutError):
+            async with asyncio.timeout(self._limits.timeout_s):
+                timeout_ns = round(self._limits.timeout_s * 1e9)
+                others = await self._bridge.submit(images, timeout_ns, service_class)
+            if version_of(others) == stable:
+                self._metrics.note_compared(answers, others)
 
     def _require_room(self, count: int, token: bytes, timeout_s: float) -> None:
         if not self._bridge.is_ready:
@@ -221,8 +264,11 @@ class Admission:
         self._journal.note("request_fault", error=f"{type(error).__name__}: {error}"[:200], at=at)
         return RequestError("internal error; see the server's log", 500)
 
-    def _failure(self, reason: str, count: int, timeout_s: float, trace: Mapping[str, str]) -> RequestError:
+    def _failure(
+        self, reason: str, count: int, timeout_s: float, version: str, trace: Mapping[str, str]
+    ) -> RequestError:
         self._metrics.failed.labels(reason).inc(count)
+        self._metrics.version_failed.labels(version).inc(count)
         self._journal.note("request_failed", reason=reason, images=count, **trace)
         if reason == NO_PREDICTION:
             return RequestError("scores: not finite; some value of the image is too large", 400)

@@ -99,9 +99,8 @@ class Clients:
         if isinstance(command, RequestFailed):
             self._ingress.port.post(Failed(slot, command.reason))
         else:
-            self._ingress.port.post(
-                Answered(slot, prediction, command.widths, scores, self._clock.now_ns() - arrived_ns)
-            )
+            took_ns = self._clock.now_ns() - arrived_ns
+            self._ingress.port.post(Answered(slot, prediction, command.widths, scores, took_ns, command.version))
 
     def hear(self) -> None:
         """See `Traffic`; raises `WorkError` if the ingress dies repeatedly."""
@@ -112,18 +111,19 @@ class Clients:
             return
         for message in messages:
             match message:
-                case Submit(slots, received_ns, deadline_ns, service_class):
+                case Submit(slots, received_ns, deadline_ns, service_class, version):
                     arrived_ns = self.next_ns = self._clock.of(received_ns)
                     until_ns = self._clock.of(deadline_ns)
                     for slot in slots:
                         self._slot_of[self._requests], self._request_in[slot] = slot, self._requests
                         self._arrived_ns[slot] = arrived_ns
-                        self._arrivals.append((RequestArrived(self._requests, until_ns, service_class), arrived_ns))
+                        arrival = RequestArrived(self._requests, until_ns, service_class, version)
+                        self._arrivals.append((arrival, arrived_ns))
                         self._requests += 1
                 case Cancel(slots):
                     self._cancelled += [self._request_in[slot] for slot in slots if slot in self._request_in]
-                case Alive():
-                    self._ingress.note_alive()
+                case Alive(versions):
+                    self._ingress.note_alive(versions)
                 case Drained():
                     self.has_ended = True
 
@@ -176,7 +176,7 @@ class Tally:
         self._garbage = garbage
         self._log = log
         self._router = router
-        self._accuracies = self._by_tuple(router.accuracies)
+        self._accuracies = [self._by_tuple(router.accuracies)]  # by version
         self._completed, self._accuracy_sum = 0, 0.0
         self._goal = GoalSet()
         self._names = tuple(names)
@@ -213,7 +213,7 @@ class Tally:
         for command in commands:
             if isinstance(command, RequestCompleted):
                 self._completed += 1
-                self._accuracy_sum += self._accuracies.get(command.widths, 0.0)
+                self._accuracy_sum += self._accuracies[command.version].get(command.widths, 0.0)
         match event:
             case ServerUp(server):
                 self._up[server] = True
@@ -225,8 +225,8 @@ class Tally:
                 self._journal.note("server_drained" if is_draining else "server_returned", server=self._names[server])
             case GoalSet() if not self._router.classes:  # each class has its own, which the ingress has
                 self._goal = event
-            case ModelChanged(accuracies):
-                self._accuracies = self._by_tuple(accuracies)
+            case ModelChanged(accuracies, _, canary_accuracies):
+                self._accuracies = [self._by_tuple(accuracies), self._by_tuple(canary_accuracies)]
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Watcher`; passes that run together are busy once."""

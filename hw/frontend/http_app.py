@@ -135,9 +135,10 @@ class App:
         return self._admission.served
 
     @property
-    def _models(self) -> tuple[str, str]:
+    def _models(self) -> dict[str, str]:
+        """The version that is asked for at each path; empty: any."""
         model = f"/v2/models/{self._served.name}"
-        return model, f"{model}/versions/{self._served.version}"
+        return {model: "", **{f"{model}/versions/{version}": version for version in self._served.versions}}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -164,10 +165,10 @@ class App:
             token = self._admission.token_in(headers.get("authorization", ""))
         except RequestError as error:
             return _error(error.status, str(error), ("www-authenticate", "Bearer"))
-        if path in [f"{model}/infer" for model in self._models]:
+        version = {f"{model}/infer": version for model, version in self._models.items()}.get(path)
+        if version is not None:
             if method != "POST":
                 return _error(405, f"{method}: expected POST", ("allow", "POST"))
-            version = self._served.version if path.startswith(self._models[1]) else ""
             response = await self._infer(headers, receive, token, version, scope.get("client"))
             self._metrics.requests.labels(str(response.status)).inc()
             return response
@@ -192,7 +193,7 @@ class App:
             return Response(200, encode(configuration(self._served)))
         if path in ["/v2/models/stats", *(f"{model}/stats" for model in self._models)]:
             return Response(200, encode(statistics(self._served, self._metrics.totals())))
-        return _error(404, f"nothing is at {path!r:.80}; the model is at {self._models[0]}")
+        return _error(404, f"nothing is at {path!r:.80}; the model is at {next(iter(self._models))}")
 
     # ----------------------------------------------------------------------------------------------------- inference
 

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.frontend.tensors import BYTES, DATATYPES, Arrays, TensorError, datatype_of, from_json, from_raw, raw_of, to_json
+from kit.random_streams import derived_seed, hashed_share
+from policies.vocabulary import CANARY, STABLE
 
 INPUT: Final = "image"
 OUTPUTS: Final = ("prediction", "scores", "widths")
@@ -51,6 +53,28 @@ class RequestClass:
     p99_limit_s: float = inf
 
 
+_SALT: Final = derived_seed(0, "canary")
+
+
+class Canary(msgspec.Struct, frozen=True):
+    """A second version of the model, which serves a share of the requests, or of a class of them.
+
+    Attributes:
+        version: the hash of its weights.
+        accuracies: see `RouterConfig`.
+        service_class: None for all classes.
+    """
+
+    version: str
+    accuracies: tuple[float, ...]
+    share: float
+    service_class: int | None = None
+
+    def takes(self, number: int, service_class: int) -> bool:
+        """Return whether it serves the request of this number: a hash, so that a repetition draws the same."""
+        return self.service_class in (None, service_class) and hashed_share(_SALT, number, 0) < self.share
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """The model and settings that are served.
@@ -62,9 +86,10 @@ class Served:
         most: images in a request.
         version: of the model: the hash of its weights; 1 if devices are emulated.
         request_classes: that requests may name; a single nameless one if all requests are of one class.
-        top1: the accuracy table, by width tuple; each class's accuracy is computed from it.
+        accuracies, canary_accuracies: by width tuple, of each version; classes' accuracies are computed from them.
         transform: custom code around the network, `module:Class`; empty for none.
         own_inputs, own_outputs: what clients send to it, and get of it; empty if it has no such step.
+        canary: the second version, if there is one.
     """
 
     name: str
@@ -80,11 +105,26 @@ class Served:
     transform: str = ""
     own_inputs: Kinds = field(default_factory=dict)
     own_outputs: Kinds = field(default_factory=dict)
+    canary: Canary | None = None
+    canary_accuracies: Mapping[tuple[float, ...], float] = field(default_factory=dict)
 
     @property
     def takes_encoded(self) -> bool:
         """Whether the network itself can be sent JPEG and PNG: its images have colours, and known pixels."""
         return len(self.shape) == 3 and self.shape[0] in _COLOURS and bool(self.mean)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """The stable version, and the canary's if there is one."""
+        return (self.version,) if self.canary is None else (self.version, self.canary.version)
+
+    def drawn(self, number: int, service_class: int) -> int:
+        """Return which of the versions serves a request that asks for none."""
+        return CANARY if self.canary is not None and self.canary.takes(number, service_class) else STABLE
+
+    def expected(self, version: int, widths: tuple[float, ...]) -> float:
+        """Return the accuracy of a version at these widths; 0 without a table."""
+        return (self.accuracies if version == STABLE else self.canary_accuracies).get(widths, 0.0)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -96,16 +136,19 @@ class Served:
         """Names of the outputs."""
         return tuple(self.own_outputs) or tuple(name for name in OUTPUTS if self.classes or name != "scores")
 
-    def by_model(self, version: str, accuracies: Sequence[float]) -> Served:
+    def by_model(self, version: str, accuracies: Sequence[float], canary: Canary | None = None) -> Served:
         """Return the same with other weights; `accuracies` in the order of the other model's table."""
-        return replace(self, version=version, accuracies=dict(zip(self.accuracies, accuracies, strict=False)))
+        tables = [
+            dict(zip(self.accuracies, each, strict=False)) for each in (accuracies, canary.accuracies if canary else ())
+        ]
+        return replace(self, version=version, accuracies=tables[0], canary=canary, canary_accuracies=tables[1])
 
     def metadata(self) -> dict[str, Any]:
         """Return the model's metadata in the protocol's form."""
         columns = {"prediction": [-1], "scores": [-1, self.classes], "widths": [-1, self.segments]}
         return {
             "name": self.name,
-            "versions": [self.version],
+            "versions": list(self.versions),
             "platform": "slimsched",
             "inputs": _described(self.own_inputs) or [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.shape]}],
             "outputs": _described(self.own_outputs)
@@ -376,6 +419,11 @@ def outputs_of(answers: Sequence[Answer], served: Served) -> Arrays:
     return outputs
 
 
+def version_of(answers: Sequence[Answer]) -> str:
+    """Return the version that has answered; both if the images of a request outlived one version's servers."""
+    return "+".join(sorted({answer.version for answer in answers}))
+
+
 def write_answer(request: Request, outcome: Outcome, served: Served) -> tuple[bytes, int | None]:
     """Return a response's body, and the length of its JSON if binary data follow (otherwise None)."""
     outputs, tail = [], list[bytes]()
@@ -470,6 +518,6 @@ def statistics(served: Served, totals: RequestTotals) -> dict[str, Any]:
 
 
 def repository_index(served: Served, *, is_ready: bool) -> list[dict[str, str]]:
-    """Return the one model that is served."""
+    """Return the versions of the one model that is served."""
     state = "READY" if is_ready else "UNAVAILABLE"
-    return [{"name": served.name, "version": served.version, "state": state, "reason": ""}]
+    return [{"name": served.name, "version": version, "state": state, "reason": ""} for version in served.versions]

@@ -25,8 +25,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from hw.frontend.admission import Admission, Limits
 from hw.frontend.connections import Acceptor, Crowd, Journal, Listening, Sparing
 from hw.frontend.http_app import App, crowded, starting
-from hw.frontend.inference_protocol import Served, error_body
-from hw.frontend.router_link import Bridge, IngressPort, RouterPort, Serving, Status, ToIngress, ToRouter, slots_of
+from hw.frontend.inference_protocol import Canary, Served, error_body
+from hw.frontend.router_link import (
+    Bridge,
+    IngressPort,
+    RouterPort,
+    Serving,
+    Status,
+    ToIngress,
+    ToRouter,
+    VersionState,
+    slots_of,
+)
 from hw.frontend.traffic_metrics import LivePage, Metrics
 from hw.frontend.transforms import Transforms
 from hw.host_resources import allow_descriptors
@@ -262,9 +272,11 @@ class Ingress:
     Attributes:
         port: to the present process.
         arena: the slots, which every process of it writes.
+        versions: what it has last reported of them.
     """
 
     port: RouterPort
+    versions: tuple[VersionState, ...] = ()
 
     def __init__(self, spec: IngressSpec, listening: Listening, slots: int, journal: Journal) -> None:
         self.arena = Arena(slots * 4 * prod(spec.served.shape))
@@ -291,8 +303,9 @@ class Ingress:
         self.port.post(status)
         self._unanswered += 1
 
-    def note_alive(self) -> None:
+    def note_alive(self, versions: tuple[VersionState, ...]) -> None:
         """Note that it has answered a report."""
+        self.versions = versions
         self._unanswered, self._silent_after_s = 0, time.monotonic() + _HANGING_S
 
     def start_again(self) -> None:
@@ -305,10 +318,10 @@ class Ingress:
         self._journal.note("ingress_restarted", text)
         self._start()
 
-    def serve_model(self, version: str, accuracies: tuple[float, ...]) -> None:
-        """Announce that later answers are another model's; `accuracies`: see `RouterConfig`."""
-        self._spec = replace(self._spec, served=self._spec.served.by_model(version, accuracies))
-        self.port.post(Serving(version, accuracies))
+    def serve_model(self, version: str, accuracies: tuple[float, ...], canary: Canary | None = None) -> None:
+        """Announce that later answers are of other versions; `accuracies`: see `RouterConfig`."""
+        self._spec = replace(self._spec, served=self._spec.served.by_model(version, accuracies, canary))
+        self.port.post(Serving(version, accuracies, canary))
 
     def _end(self, patience_s: float) -> None:
         self.port.close()

@@ -17,20 +17,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.frontend.inference_protocol import Answer, Served
+from hw.frontend.inference_protocol import Answer, Canary, Served
 from hw.transport.messages import Message
 from hw.transport.shared_memory import Arena
 from hw.transport.worker_port import FLUSH_NS, Port, PortClosedError
 from kit.units import NS_PER_S
+from policies.vocabulary import STABLE
 
 
 class Submit(Message, frozen=True):
-    """Images of a class in these slots, complete since `received_ns`; their answers expire at `deadline_ns`."""
+    """Images of a class in these slots, complete since `received_ns`, for one of the versions; their answers expire at
+    `deadline_ns`."""
 
     slots: tuple[int, ...]
     received_ns: int
     deadline_ns: int
     service_class: int = 0
+    version: int = 0
 
 
 class Cancel(Message, frozen=True):
@@ -39,8 +42,32 @@ class Cancel(Message, frozen=True):
     slots: tuple[int, ...]
 
 
+class VersionState(msgspec.Struct, frozen=True):
+    """What a version has done while there is a canary.
+
+    Attributes:
+        share: of the requests of the last minute.
+        p50_ms, p99_ms: of their latencies; `accuracy`: their mean accuracy, by the table. None without requests.
+        answered, failed: images in all.
+        compared: the canary's images that the stable version served, too; of them `agreed` with the same prediction.
+    """
+
+    version: str
+    role: str
+    share: float
+    p50_ms: float | None
+    p99_ms: float | None
+    accuracy: float | None
+    answered: int
+    failed: int
+    compared: int
+    agreed: int
+
+
 class Alive(Message, frozen=True):
-    """The ingress has received a `Status`."""
+    """The ingress has received a `Status`; it knows this of the versions, if there is a canary."""
+
+    versions: tuple[VersionState, ...] = ()
 
 
 class Drained(Message, frozen=True):
@@ -55,6 +82,7 @@ class Answered(Message, frozen=True):
         widths: that it was served at.
         scores: its logits, float32; empty if the device is emulated.
         took_ns: from its arrival to its end, as the router counts latencies.
+        version: which of the versions it has passed.
     """
 
     slot: int
@@ -62,6 +90,7 @@ class Answered(Message, frozen=True):
     widths: tuple[float, ...]
     scores: bytes
     took_ns: int
+    version: int = 0
 
 
 class Failed(Message, frozen=True):
@@ -72,10 +101,11 @@ class Failed(Message, frozen=True):
 
 
 class Serving(Message, frozen=True):
-    """Another model serves: each answer that comes later is of this version; `accuracies`: see `RouterConfig`."""
+    """Other versions serve: each answer that comes later is of one of these; `accuracies`: see `RouterConfig`."""
 
     version: str
     accuracies: tuple[float, ...]
+    canary: Canary | None = None
 
 
 class ServerState(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +198,7 @@ class Bridge:
         status: the router's last report; None before it serves.
         is_draining: whether no more requests are accepted.
         inside_of: images without an answer from the router, by the token of their client.
+        versions: what the router is to know of them.
     """
 
     def __init__(
@@ -176,6 +207,7 @@ class Bridge:
         self.served = served
         self.status: Status | None = None
         self.is_draining = False
+        self.versions: tuple[VersionState, ...] = ()
         self._port = port
         self._images = slots
         self._on_end = on_end
@@ -208,7 +240,12 @@ class Bridge:
         return is_beyond_all or latency_s > self.served.request_classes[service_class].p99_limit_s
 
     def submit(
-        self, images: NDArray[np.float32], timeout_ns: int, service_class: int = 0, token: bytes = b""
+        self,
+        images: NDArray[np.float32],
+        timeout_ns: int,
+        service_class: int = 0,
+        token: bytes = b"",
+        version: int = STABLE,
     ) -> asyncio.Future[list[Answer]]:
         """Hand images of a class to the router; the future has their answers, in order, or `FailedError`.
 
@@ -226,7 +263,7 @@ class Bridge:
         self.inside_of[token] += count
         self._calls.update(dict.fromkeys(slots, call))
         now_ns = time.monotonic_ns()
-        self._post(Submit(slots, now_ns, now_ns + timeout_ns, service_class))
+        self._post(Submit(slots, now_ns, now_ns + timeout_ns, service_class, version))
         call.future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
         return call.future
 
@@ -258,9 +295,9 @@ class Bridge:
             return
         for message in messages:
             match message:
-                case Answered(slot, prediction, widths, scores, took_ns):
-                    expected = self.served.accuracies.get(widths, 0.0)
-                    answer = Answer(prediction, widths, scores, self.served.version, took_ns, expected)
+                case Answered(slot, prediction, widths, scores, took_ns, version):
+                    name, expected = self.served.versions[version], self.served.expected(version, widths)
+                    answer = Answer(prediction, widths, scores, name, took_ns, expected)
                     self._release(slot).answer(slot, answer)
                 case Failed(slot, reason):
                     call = self._release(slot)
@@ -269,9 +306,9 @@ class Bridge:
                         self._cancel(call)
                 case Status():
                     self.status, self._heard_s = message, self._loop.time()
-                    self._post(Alive())
-                case Serving(version, accuracies):
-                    self.served = self.served.by_model(version, accuracies)
+                    self._post(Alive(self.versions))
+                case Serving(served, accuracies, canary):
+                    self.served = self.served.by_model(served, accuracies, canary)
                 case Drain():
                     self.is_draining = True
         if self.is_draining and not self._calls:

@@ -24,8 +24,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hw.frontend.inference_protocol import Answer, RequestTotals, Served
-from hw.frontend.router_link import Bridge, ServerState, Status
+from hw.frontend.inference_protocol import Answer, RequestTotals, Served, version_of
+from hw.frontend.router_link import Bridge, ServerState, Status, VersionState
 from kit.units import NS_PER_S
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -81,6 +81,27 @@ def _of_goals(status: Status) -> Iterable[Metric]:
     )
 
 
+class _Answered:
+    """Metrics of answered requests, by one label."""
+
+    def __init__(self, label: str, registry: CollectorRegistry) -> None:
+        self._images = Counter(
+            f"slimsched_{label}_images_answered", f"Images that were answered, by {label}.", [label], registry=registry
+        )
+        text = "Of these, as many as the accuracy table says at their widths."
+        self._right = Counter(f"slimsched_{label}_images_expected_right", text, [label], registry=registry)
+        self._seconds = Histogram(
+            f"slimsched_{label}_request_seconds", f"From a whole request to its answer, by {label}.", [label],
+            buckets=_BUCKETS_S, registry=registry,
+        )  # fmt: skip
+
+    def note(self, value: str, answers: Sequence[Answer], took_s: float) -> None:
+        """Count a request."""
+        self._images.labels(value).inc(len(answers))
+        self._right.labels(value).inc(sum(answer.expected for answer in answers))
+        self._seconds.labels(value).observe(took_s)
+
+
 class Metrics:
     """The metrics of one ingress.
 
@@ -114,31 +135,37 @@ class Metrics:
         self._served = served
         self._last_s = 0.0
         self._router_ns = 0
-        if served().class_names:
-            self._of_class = self._counter("class_images_answered", "Images that were answered, by class.", "class")
-            self._expected_right = self._counter(
-                "class_images_expected_right", "Of these, as many as the accuracy table says at their widths.", "class"
-            )
-            self._class_seconds = Histogram(
-                "slimsched_class_request_seconds", "From a whole request to its answer, by class.", ["class"],
-                buckets=_BUCKETS_S, registry=self._registry,
-            )  # fmt: skip
+        self._by_class = _Answered("class", self._registry) if served().class_names else None
+        self._by_version = _Answered("version", self._registry)
+        self.version_failed = self._counter("version_images_failed", "Images without an answer, by version.", "version")
+        self._compared = self._counter("canary_images_compared", "Images that both versions served.", "version")
+        self._agreed = self._counter("canary_images_agreed", "Of these, those with the same prediction.", "version")
         ProcessCollector(registry=self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"slimsched_{name}", text, labels, registry=self._registry)
 
     def note_answered(self, service_class: int, answers: Sequence[Answer], took_s: float, at_s: float) -> None:
-        """Count a request that was answered at `at_s` of the epoch, also by its class if there are any."""
+        """Count a request that was answered at `at_s` of the epoch, also by version, and by class if there are any."""
         self._last_s = at_s
         self._router_ns += max(answer.took_ns for answer in answers)
         self.answered.inc(len(answers))
         self.seconds.observe(took_s)
-        if names := self._served().class_names:
-            name = names[service_class]
-            self._of_class.labels(name).inc(len(answers))
-            self._expected_right.labels(name).inc(sum(answer.expected for answer in answers))
-            self._class_seconds.labels(name).observe(took_s)
+        self._by_version.note(version_of(answers), answers, took_s)
+        if self._by_class is not None:
+            self._by_class.note(self._served().class_names[service_class], answers, took_s)
+
+    def note_compared(self, answers: Sequence[Answer], others: Sequence[Answer]) -> None:
+        """Count a canary's request that the stable version has served, too."""
+        agreed = sum(one.prediction == other.prediction for one, other in zip(answers, others, strict=True))
+        self._compared.labels(answers[0].version).inc(len(answers))
+        self._agreed.labels(answers[0].version).inc(agreed)
+
+    def counts_of(self, version: str) -> list[int]:
+        """Return a version's images so far: answered, failed, compared, and those of them that agreed."""
+        names = ("version_images_answered", "version_images_failed", "canary_images_compared", "canary_images_agreed")
+        values = (self._registry.get_sample_value(f"slimsched_{name}_total", {"version": version}) for name in names)
+        return [int(value or 0) for value in values]
 
     def totals(self) -> RequestTotals:
         """Return the counts that Triton's statistics have."""
@@ -189,7 +216,8 @@ class LivePage:
         self._bridge = bridge
         self._metrics = metrics
         self._seconds: deque[_Counts] = deque([self._counts()], maxlen=_SECONDS + 1)
-        self._latencies_s: deque[tuple[float, float]] = deque(maxlen=_LATENCIES)  # with when they ended
+        # when they ended, how long they took, the version and the mean accuracy of its table
+        self._latest: deque[tuple[float, float, str, float]] = deque(maxlen=_LATENCIES)
         templates = Environment(loader=PackageLoader("hw.frontend", ""), autoescape=True, undefined=StrictUndefined)
         templates.filters["percent"] = lambda share: f"{100 * share:.0f} %"
         self._template = templates.get_template("live.html.j2")
@@ -199,10 +227,30 @@ class LivePage:
         while True:
             await asyncio.sleep(1.0)
             self._seconds.append(self._counts())
+            self._bridge.versions = self.versions()
 
-    def note(self, latency_s: float) -> None:
+    def note(self, latency_s: float, answers: Sequence[Answer]) -> None:
         """Count an answered request."""
-        self._latencies_s.append((time.monotonic(), latency_s))
+        expected = sum(answer.expected for answer in answers) / len(answers)
+        self._latest.append((time.monotonic(), latency_s, version_of(answers), expected))
+
+    def versions(self) -> tuple[VersionState, ...]:
+        """Return what is known of each version; nothing without a canary."""
+        served, since_s = self._bridge.served, time.monotonic() - _SECONDS
+        if served.canary is None:
+            return ()
+        recent = [each for each in self._latest if each[0] > since_s]
+        states = []
+        for role, version in zip(("stable", "canary"), served.versions, strict=True):
+            own = [(latency_s, expected) for _, latency_s, its, expected in recent if its == version]
+            p50_ms = p99_ms = accuracy = None
+            if own:
+                latencies_s, expected = zip(*own, strict=True)
+                p50_ms, p99_ms = (1e3 * np.percentile(latencies_s, (50, 99))).tolist()
+                accuracy = sum(expected) / len(own)
+            facts = role, len(own) / max(1, len(recent)), p50_ms, p99_ms, accuracy
+            states.append(VersionState(version, *facts, *self._metrics.counts_of(version)))
+        return tuple(states)
 
     def _counts(self) -> _Counts:
         metrics, status = self._metrics, self._bridge.status
@@ -223,7 +271,7 @@ class LivePage:
         ]
         since = seconds[-min(len(seconds), _SOON)]
         passed_s = max(counts.at_s - since.at_s, 1e-3)
-        latencies_ms = [1e3 * latency_s for at_s, latency_s in self._latencies_s if at_s > counts.at_s - _SECONDS]
+        latencies_ms = [1e3 * latency_s for at_s, latency_s, *_ in self._latest if at_s > counts.at_s - _SECONDS]
         return self._template.render(
             name=self._served.name,
             is_ready=self._bridge.is_ready,
@@ -235,6 +283,7 @@ class LivePage:
             points=" ".join(points),
             latencies_ms=np.percentile(latencies_ms, (50, 99)).tolist() if latencies_ms else [],
             servers=_servers(counts, since, passed_s),
+            versions=self.versions(),
         ).encode()
 
 

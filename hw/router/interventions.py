@@ -2,7 +2,9 @@
 
 Rolling updates: each server in turn gets a second worker, with the new weights, next to the one that serves. When all
 second workers are ready, no request begins until those in flight have ended. Then every second worker takes its server
-over. So no request is served by two versions, and none is lost: requests that arrive meanwhile wait.
+over. So no request is served by two versions, and none is lost: requests that arrive meanwhile wait. An update of some
+servers alone begins a canary: from then on the router's core keeps a request to servers of one version
+(`policies.vocabulary.ModelChanged`). An update of the others promotes it, one of the same servers takes it back.
 
 Draining: the router's core decides on the destination of micro-batches (`policies.vocabulary.ServerDraining`). Removing
 an
@@ -13,7 +15,7 @@ or is needed.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -28,28 +30,30 @@ from policies.faults import DRAINED, PLANNED, Crash, Fault, Hang, Outage, Poison
 from policies.interfaces import RoutingPolicy
 from policies.router_core import RouterCore
 from policies.run_records import Downtime
-from policies.vocabulary import NS_PER_S, GoalSet, RouterEvent, ServerDraining
+from policies.vocabulary import NS_PER_S, GoalSet, ModelChanged, RouterEvent, ServerDraining
 
 Start = Callable[[], WorkerHandle]
 
 
 @dataclass(frozen=True, slots=True)
 class NewModel:
-    """The next model.
+    """The next model, of all servers or of some.
 
     Attributes:
-        starts: for each server, starts a worker with it, without waiting for it.
-        policy: decides from then on.
-        top1: the accuracy of each width tuple, in the order of `RouterConfig.width_tuples`.
-        took_over: called when it serves; each answer that comes later is its own.
-        failed: called with the reason if it can't serve; the previous model then stays.
+        starts: by server, starts a worker with it, without waiting for it.
+        changed: which versions serve from then on.
+        took_over: called then; each answer that comes later is of these.
+        failed: called with the reason if it can't serve; the previous models then stay.
+        policy: decides from then on; None: the present one.
+        canary: decides for the canary's requests; None if there is none.
     """
 
-    starts: Sequence[Start]
-    policy: RoutingPolicy
-    accuracies: tuple[float, ...]
+    starts: Mapping[int, Start]
+    changed: ModelChanged
     took_over: Callable[[], object]
     failed: Callable[[str], object]
+    policy: RoutingPolicy | None = None
+    canary: RoutingPolicy | None = None
 
 
 class _Successor:
@@ -99,13 +103,19 @@ class Rolling:
     @property
     def holds(self) -> bool:
         """Whether all second workers are ready, so that no request may begin."""
-        return len(self._successors) == len(self._servers) and self._successors[-1].is_ready
+        order = self._order
+        return order is not None and len(self._successors) == len(order.starts) and self._successors[-1].is_ready
+
+    @property
+    def replaced(self) -> list[RemoteServer]:
+        """The servers that get a new worker, in turn."""
+        return [] if self._order is None else [self._servers[index] for index in self._order.starts]
 
     def begin(self, order: NewModel) -> None:
         """Begin an update, which takes effect as soon as possible."""
         assert self._order is None, "one after another"
         self._order = order
-        if away := [server.spec.name for server in self._servers if server.is_away]:
+        if away := [server.spec.name for server in self.replaced if server.is_away]:
             self.give_up(f"{away[0]} was drained and has no worker now; return it first")
 
     def look(self) -> None:
@@ -116,10 +126,10 @@ class Rolling:
             if self._successors:
                 self._successors[-1].look()
             if not self._successors or (self._successors[-1].is_ready and not self.holds):
-                index = len(self._successors)
-                worker = self._order.starts[index]()
-                self._successors.append(_Successor(self._servers[index], worker, self._host))
-                self._say(f"{self._servers[index].spec.name}: a second worker starts, with the new model")
+                server = self.replaced[len(self._successors)]
+                worker = self._order.starts[server.index]()
+                self._successors.append(_Successor(server, worker, self._host))
+                self._say(f"{server.spec.name}: a second worker starts, with the new model")
         except WorkError as error:
             self.give_up(str(error))
 
@@ -136,8 +146,8 @@ class Rolling:
         """Let every second worker take its server over; nothing is in flight."""
         assert self._order is not None, "it holds"
         order, self._order = self._order, None
-        for successor, start in zip(self._successors, order.starts, strict=True):
-            successor.server.take_over(start, successor.worker)
+        for successor in self._successors:
+            successor.server.take_over(order.starts[successor.server.index], successor.worker)
         self._successors.clear()
         return order
 

@@ -43,6 +43,7 @@ from policies.router_core import RouterCore
 from policies.run_ledger import Ledger
 from policies.run_records import BackgroundLoad, RunRecord
 from policies.vocabulary import (
+    CANARY,
     FOLLOW_NS,
     NS_PER_S,
     ArrivalsEnded,
@@ -53,7 +54,6 @@ from policies.vocabulary import (
     Delayed,
     GoalSet,
     MicroBatch,
-    ModelChanged,
     OwnLimit,
     ReleaseActivations,
     RequestCompleted,
@@ -112,12 +112,13 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The policies that decide in a run, and the standard for judging decisions."""
+    """The policies that decide in a run, one for the canary's requests, and the standard for judging decisions."""
 
     policy: RoutingPolicy
     rng: np.random.Generator
     weights: RewardWeights
     prior: AccuracyPrior
+    canary: RoutingPolicy | None = None
 
 
 def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
@@ -545,15 +546,18 @@ class RouterLoop:
             self._tell_router(rule, self._clock.now_ns())
 
     def _switch(self) -> None:
-        """Switch to another model for requests that begin from now on; nothing is in flight."""
-        for server in self._servers:
+        """Switch to another model, on all servers or some, for requests that begin from now on; nothing is in
+        flight."""
+        for server in self._rolling.replaced:
             server.retire()
             self._transfers.bury(server.index)
         self._settle()
         order = self._rolling.switch()
         self._settle()
-        self._tell_router(ModelChanged(order.accuracies), self._clock.now_ns())
-        self._obey(order.policy)
+        self._tell_router(order.changed, self._clock.now_ns())
+        self._routing = replace(self._routing, canary=order.canary)
+        if order.policy is not None:
+            self._obey(order.policy)
         order.took_over()
 
     def _take_down(self, server: RemoteServer, reason: str) -> None:
@@ -598,7 +602,9 @@ class RouterLoop:
                 carry_out(command)
 
     def _choose(self, request: Decide) -> None:
-        choice = self._routing.policy.choose(request.view, self._routing.rng)
+        routing = self._routing
+        policy = routing.canary if request.view.head.version == CANARY and routing.canary else routing.policy
+        choice = policy.choose(request.view, routing.rng)
         if isinstance(choice, BatchingDelay):
             self._events.append(Delayed(request.decision, choice))
         else:

@@ -1,4 +1,4 @@
-"""Clients are served by a scenario's executors, and get a new model for what serves."""
+"""Clients are served by a scenario's executors, and get a new model for what serves, all of them or a canary's part."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from math import inf
 from pathlib import Path
 from types import FrameType
 
+from msgspec import to_builtins
+
 from hw.clock import RunClock
 from hw.frontend.admission import ClientTerms
 from hw.frontend.client_requests import Clients, Tally
 from hw.frontend.connections import Journal, notify
-from hw.frontend.inference_protocol import RequestClass, Served
+from hw.frontend.inference_protocol import Canary, RequestClass, Served
 from hw.frontend.ingress import Ingress, IngressSpec, WaitingRoom, ingress
 from hw.frontend.log_segments import LogBounds, SegmentLog
 from hw.frontend.router_link import SlotImages, slots_of
@@ -36,7 +38,8 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.ppo.ppo_router import EndlessRouter, PPORouter
 from policies.router_core import RouterCore
 from policies.router_plans import by_plan
-from policies.vocabulary import GoalSet
+from policies.rules.rule_context import path as keys_of
+from policies.vocabulary import GoalSet, ModelChanged
 from scenarios.executors.device_choice import served_of
 from scenarios.executors.executor_runs import real_cluster, without_faults
 from scenarios.executors.preflight import require_devices, require_ready
@@ -50,7 +53,7 @@ from scenarios.job.job_stages import Run
 from scenarios.job.network_stages import load_measured
 from scenarios.job.validation_stage import warn_of_another_stack
 from scenarios.runs.folder import CONTROL, SERVED
-from scenarios.runs.operator_control import Wishes, accept_wishes
+from scenarios.runs.operator_control import Steering, Wishes, accept_wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,57 +70,165 @@ class Candidate:
     policy: RoutingPolicy
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A canary: its model, its servers, what clients get of it, and which part of the requests that is, in words."""
+
+    candidate: Candidate
+    servers: tuple[int, ...]
+    canary: Canary
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What serves: the stable model, and the canary if one is on."""
+
+    file: ModelFile | None
+    experiment: Experiment
+    trial: Trial | None = None
+
+    @property
+    def version(self) -> str:
+        """The hash of the stable model's weights."""
+        assert self.experiment.accuracy.evaluation is not None, "it has weights"
+        return self.experiment.accuracy.evaluation.hash
+
+
 class ModelOrders:
     """At most one new model at a time: it is read in a thread next to the router's loop, then it is an order.
 
     Args:
         experiment: with the accuracies of what serves at first.
         journal: receives the outcome.
-
-    Attributes:
-        experiment: with the accuracies of what serves.
     """
 
     def __init__(self, run: Run, experiment: Experiment, journal: Journal) -> None:
-        self.experiment = self._first = experiment
+        self._first = experiment
+        self._now = _Serving(run.model_to_serve, experiment)
         self._run, self._journal = run, journal
-        self._serving = run.model_to_serve
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="new-model")
-        self._read: Future[Candidate] | None = None
+        self._read: Future[tuple[Candidate, Trial | None]] | None = None
+        self._verdict: Steering | None = None
         self._rolls = False
+
+    @property
+    def experiment(self) -> Experiment:
+        """The scenario with the stable model's accuracies."""
+        return self._now.experiment
+
+    @property
+    def trial(self) -> Trial | None:
+        """The canary, if one is on."""
+        return self._now.trial
 
     @property
     def is_busy(self) -> bool:
         """Whether one is on its way."""
-        return self._read is not None or self._rolls
+        return self._read is not None or self._verdict is not None or self._rolls
 
-    def ask(self, path: Path, router: str, floor: float) -> None:
-        """Have it serve from some moment on, with this router; `floor` is asked for at present."""
-        self._run.say(f"serve: reads {path}")
-        self._read = self._reader.submit(self._candidate, path, router, floor)
+    def require_no_trial(self, wish: Steering) -> None:
+        """Raise `InputError` if a canary is on, and the wish would change what it is compared with."""
+        if self.trial is not None and (wish.router or wish.model or wish.canary):
+            key = "router" if wish.router else "model" if wish.model else "canary"
+            problem = f"a canary is on ({self.trial.candidate.version}); first `--promote` it, or `--take-back`"
+            raise InputError("cluster steer", f"--{key}", problem)
 
-    def orders(self, cluster: HardwareCluster, frontend: Ingress) -> Iterator[NewModel]:
+    def ask(self, wish: Steering, router: str, floor: float) -> None:
+        """Have its model serve from some moment on, with this router and at present this floor; or end the canary.
+
+        Raises:
+            InputError: no canary is on that could end.
+        """
+        if path := wish.model or wish.canary:
+            self._run.say(f"serve: reads {path}")
+            self._read = self._reader.submit(self._models_of, wish, Path(path), router, floor)
+        elif wish.promote or wish.take_back:
+            if self.trial is None:
+                problem = "no canary is on; `--canary FILE` begins one"
+                raise InputError("cluster steer", "--promote" if wish.promote else "--take-back", problem)
+            self._verdict = wish
+
+    def orders(self, cluster: HardwareCluster, frontend: Ingress, router: str) -> Iterator[NewModel]:
         """Yield the model that was read, for a cluster, and notify clients; report and ignore one that can't serve."""
-        if self._read is None or not self._read.done():
-            return
-        read, self._read = self._read, None
         try:
-            candidate = read.result()
+            if self._read is not None and self._read.done():
+                read, self._read = self._read, None
+                yield self._begun(cluster, frontend, *read.result())
+            elif self._verdict is not None:
+                verdict, self._verdict = self._verdict, None
+                yield self._ended(cluster, frontend, router, is_promoted=bool(verdict.promote))
         except (InputError, WorkError, OSError) as error:
             self._failed(str(error))
-            return
+
+    def _begun(
+        self, cluster: HardwareCluster, frontend: Ingress, candidate: Candidate, trial: Trial | None
+    ) -> NewModel:
+        """Return the order for a new model, or for a canary."""
+        self._run.say(f"serve: the model {candidate.version} comes; each of its servers in turn gets a second worker")
+        if trial is None:
+            after, everywhere = _Serving(candidate.file, candidate.experiment), range(len(cluster.servers))
+            return self._order(cluster, frontend, after, everywhere, "model", candidate.policy)
+        return self._order(cluster, frontend, replace(self._now, trial=trial), trial.servers, "canary")
+
+    def _ended(self, cluster: HardwareCluster, frontend: Ingress, router: str, *, is_promoted: bool) -> NewModel:
+        """Return the order that ends the canary."""
+        assert self.trial is not None, "it was required"
+        candidate, servers = self.trial.candidate, self.trial.servers
+        if not is_promoted:
+            return self._order(cluster, frontend, replace(self._now, trial=None), servers, "canary_taken_back")
+        others = [index for index in range(len(cluster.servers)) if index not in servers]
+        config, folder = self.experiment.cluster.router, self._run.folder.path
+        policy = endless_policy(candidate.experiment, self._as_it_is(router), folder, config, takes_over=True)
+        return self._order(cluster, frontend, _Serving(candidate.file, candidate.experiment), others, "model", policy)
+
+    def _order(
+        self,
+        cluster: HardwareCluster,
+        frontend: Ingress,
+        after: _Serving,
+        servers: Sequence[int],
+        event: str,
+        policy: RoutingPolicy | None = None,
+    ) -> NewModel:
+        """Return the order for new workers of some servers, after which `after` serves."""
+        accuracies, trial = after.experiment.cluster.router.accuracies, after.trial
+        changed, canary, file, decides = ModelChanged(accuracies), None, after.file, None
+        if trial is not None:
+            canary, file, decides = trial.canary, trial.candidate.file, trial.candidate.policy
+            changed = ModelChanged(accuracies, trial.servers, canary.accuracies)
 
         def on_taken_over() -> None:
-            self._rolls = False
-            self._serving, self.experiment = candidate.file, candidate.experiment
-            frontend.serve_model(candidate.version, accuracies)
-            text = f"serve: the model {candidate.version} serves from now on"
-            self._journal.note("model", text, version=candidate.version)
+            self._rolls, self._now = False, after
+            frontend.serve_model(after.version, accuracies, canary)
+            version = canary.version if canary else after.version
+            text = f"serve: the model {version} serves {trial.part if trial else 'all requests'} from now on"
+            self._journal.note(event, text, version=version)
 
         self._rolls = True
-        self._run.say(f"serve: the model {candidate.version} comes; each server in turn gets a second worker")
-        starts, accuracies = cluster.starts_of(candidate.file), candidate.experiment.cluster.router.accuracies
-        yield NewModel(starts, candidate.policy, accuracies, on_taken_over, self._failed)
+        assert file is not None, "emulated devices take no new model"
+        starts = cluster.starts_of(file)
+        return NewModel(
+            {index: starts[index] for index in servers}, changed, on_taken_over, self._failed, policy, decides
+        )
+
+    def _models_of(self, wish: Steering, path: Path, router: str, floor: float) -> tuple[Candidate, Trial | None]:
+        """Return the model that a wish names, and how it is tried if it is a canary."""
+        if wish.canary is None:
+            return self._candidate(path, router, floor), None
+        names = [section.name for section in self._run.scenario.classes]
+        number, share, part, of = None, wish.share or CANARY_SHARE, 1.0, "the requests"
+        if wish.service_class is not None:
+            if wish.service_class not in names:
+                expected = " or ".join(names) or "none, as the scenario has no `classes`"
+                raise InputError("cluster steer", "--class", f"found {wish.service_class!r:.40}, expected {expected}")
+            number, share = names.index(wish.service_class), wish.share or 1.0
+            part, of = self._run.scenario.classes[number].share, f"class {wish.service_class}"
+        candidate = self._candidate(path, router, floor)
+        canary = Canary(candidate.version, candidate.experiment.cluster.router.accuracies, share, number)
+        servers = canary_servers(self.experiment, share * part)
+        on = ", ".join(self.experiment.cluster.servers[index].name for index in servers)
+        return candidate, Trial(candidate, servers, canary, f"{100 * share:.3g} % of {of}, on {on},")
 
     def _failed(self, reason: str) -> None:
         self._rolls = False
@@ -125,7 +236,7 @@ class ModelOrders:
 
     def _candidate(self, path: Path, router: str, floor: float) -> Candidate:
         experiment_now, folder = self.experiment, self._run.folder.path
-        version, table = read_new_model(path, self._serving, experiment_now)
+        version, table = read_new_model(path, self._now.file, experiment_now)
         profiles = dict(
             zip((spec.name for spec in experiment_now.cluster.servers), experiment_now.profiles, strict=True)
         )
@@ -137,8 +248,8 @@ class ModelOrders:
         policy = endless_policy(
             experiment, self._as_it_is(router), folder, experiment_now.cluster.router, takes_over=True
         )
-        assert self._serving is not None, "it was read beside it"
-        file = replace(self._serving, path=folder / CONTROL / f"{version}.safetensors")
+        assert self._now.file is not None, "it was read beside it"
+        file = replace(self._now.file, path=folder / CONTROL / f"{version}.safetensors")
         shutil.copyfile(path, file.path)  # a restarted server finds what was read now
         if file.load()[1]["hash"] != version:
             raise InputError(str(path), "", "has changed while it was read; give it again")
@@ -153,6 +264,45 @@ class ModelOrders:
         """Return a router made with the first model's accuracies as it is, because it is not to be made again."""
         kind = made_kind(router)
         return str(self._run.made(kind)) if kind else router
+
+
+CANARY_SHARE = 0.1  # of the requests, unless the operator gives another
+
+
+def canary_servers(experiment: Experiment, share: float) -> tuple[int, ...]:
+    """Return the servers for a canary: whole devices, with about this share of the capacity.
+
+    Each can hold all segments, so that any of them can serve the canary's requests alone; so can the others together.
+
+    Raises:
+        InputError: no device is like that.
+    """
+    config, chosen = experiment.cluster.router, list[int]()
+    masks, key_path = config.masks(), keys_of((config.widths[0],) * config.segments)
+    devices: dict[int, list[int]] = {}
+    for index, spec in enumerate(experiment.cluster.servers):
+        devices.setdefault(spec.device, []).append(index)
+    rates = {
+        device: 1 / sum(experiment.costs.image_s(own[0], key) for key in key_path) for device, own in devices.items()
+    }
+
+    def may_go(device: int) -> bool:
+        own = [all(map(any, masks[index])) for index in devices[device]]
+        rest = [masks[index] for other in devices if other not in (device, *chosen) for index in devices[other]]
+        is_left = bool(rest) and all(any(map(any, place)) for place in zip(*rest, strict=True))
+        return device not in chosen and all(own) and is_left
+
+    missing = share * sum(rates.values())
+    while missing > 0 and (free := [device for device in devices if may_go(device)]):
+        sufficient = [device for device in free if rates[device] >= missing]
+        chosen.append(min(sufficient, key=rates.__getitem__) if sufficient else max(free, key=rates.__getitem__))
+        missing -= rates[chosen[-1]]
+    if not chosen:
+        problem = (
+            "needs a device that can hold the whole network, and others that can, too; `--model` changes all at once"
+        )
+        raise InputError("cluster steer", "--canary", problem)
+    return tuple(sorted(index for device in chosen for index in devices[device]))
 
 
 def endless_policy(
@@ -251,7 +401,7 @@ def serve(
             log = SegmentLog(run.folder / SERVED, bounds, lambda text: run.say(f"serve: {text}"))
             stack.callback(log.close)
         tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
-        tell = _Teller(open_frontend, tally, journal)
+        tell = _Teller(open_frontend, tally, journal, wishes)
         images = SlotImages(slots_of(open_frontend.arena, served.shape), served.shape)
 
         def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
@@ -288,10 +438,12 @@ def _served(run: Run, experiment: Experiment, slots: int) -> Served:
 
 
 class _Teller:
-    """Reports the router's state: to the ingress, some times a second; to the journal, on changes; and to systemd."""
+    """Reports the router's state: to the ingress, some times a second; to the journal, on changes; to systemd; and to
+    the operator the versions that serve."""
 
-    def __init__(self, frontend: Ingress, tally: Tally, journal: Journal) -> None:
+    def __init__(self, frontend: Ingress, tally: Tally, journal: Journal, wishes: Wishes) -> None:
         self._frontend = frontend
+        self._wishes = wishes
         self._tally = tally
         self._journal = journal
         self._is_ready = self._was_ready = False
@@ -306,6 +458,7 @@ class _Teller:
                 self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
         self._is_ready = self._tally.is_ready
         self._frontend.report(self._tally.status(progress))
+        self._wishes.show([to_builtins(version) for version in self._frontend.versions])
         notify("WATCHDOG=1")
 
 
@@ -334,15 +487,16 @@ class _OperatorOrders:
 
     def orders(self, wishes: Wishes, cluster: HardwareCluster, frontend: Ingress) -> Iterator[Order]:
         """Yield what the operator has changed since the last call; an unreadable request is reported, and ignored."""
-        yield from self._models.orders(cluster, frontend)
+        yield from self._models.orders(cluster, frontend, self.router)
         try:
             while not self._models.is_busy and (wish := next(wishes.steering(), None)) is not None:
+                self._models.require_no_trial(wish)
                 if wish.router is not None:
                     yield from self._router_orders(wish.router)
-                if goals := wish.model_dump(exclude_none=True, exclude={"router", "model"}):
+                if goals := wish.model_dump(exclude_none=True, include={"floor", "p99_limit_s", "energy_weight"}):
                     yield from self._goal_orders(goals)
-                if wish.model is not None:  # what is asked for later waits until it serves
-                    self._models.ask(Path(wish.model), self.router, max(goal.floor for goal in self.goals))
+                # what is asked for later waits until it serves
+                self._models.ask(wish, self.router, max(goal.floor for goal in self.goals))
         except InputError as error:
             self._run.say(f"serve: {error}")
 

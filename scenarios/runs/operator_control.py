@@ -2,19 +2,21 @@
 
 The running command holds the folder's lock; the operator's requests meanwhile are files that need no lock. While
 servers are up, `.slimsched/operator/` has `servers.json`, which lists them, an empty file `drain-N` for each server N
-that is to be drained, and a file `steer-NUMBER-RANDOM` for each change of goals or router. A file exists or not: two
-operators at once do no harm, and no process reads half a request.
+that is to be drained, and a file `steer-NUMBER-RANDOM` for each change of goals, router or model. A file exists or not:
+two operators at once do no harm, and no process reads half a request. The command writes `versions.json` there while a
+canary is on.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kit.documents import read_json, write_json
 from kit.errors import InputError, nearest
@@ -27,6 +29,7 @@ Server = tuple[str, str]
 """A server's name, and its host's; empty if all are on one."""
 
 _SERVERS: Final = "servers.json"
+_VERSIONS: Final = "versions.json"
 _DRAIN = re.compile(r"drain-(\d+)")
 _STEER = re.compile(r"steer-(\d+)-\w+")
 
@@ -37,6 +40,8 @@ class Steering(StrictModel):
     Attributes:
         router: a name or a file.
         model: a file of other weights of the same network.
+        canary: the same, for a `share` of the requests (of a class).
+        promote, take_back: the canary.
     """
 
     floor: Share | None = None
@@ -44,6 +49,11 @@ class Steering(StrictModel):
     energy_weight: EnergyWeight | None = None
     router: str | None = None
     model: str | None = None
+    canary: str | None = None
+    share: Share | None = None
+    service_class: str | None = None
+    promote: bool | None = None
+    take_back: bool | None = None
 
 
 @contextmanager
@@ -70,6 +80,16 @@ class Wishes:
         self._frontend = folder_of_requests
         self._drained: frozenset[int] = frozenset()
         self._steered = set[str]()
+        self._shown: list[Any] = []
+
+    def show(self, versions: list[Any]) -> None:
+        """Let the operator read these; nothing is synced to disk, as the router's loop waits."""
+        if versions != self._shown:
+            self._shown = versions
+            with suppress(OSError):
+                path = self._frontend / _VERSIONS
+                path.with_suffix(".new").write_text(json.dumps(versions))
+                path.with_suffix(".new").replace(path)
 
     def __call__(self) -> frozenset[int]:
         """Return which servers are to be drained now; if the folder can't be read, the previous ones."""
@@ -139,6 +159,13 @@ def steer(folder: Path, wish: Steering) -> None:
     earlier = [int(match[1]) for path in (folder / CONTROL).iterdir() if (match := _STEER.fullmatch(path.name))]
     name = f"steer-{max(earlier, default=0) + 1:06}-{secrets.token_hex(4)}"
     write_json(folder / CONTROL / name, wish.model_dump(mode="json"))
+
+
+def versions(folder: Path) -> list[dict[str, Any]]:
+    """Return what is known of the versions that serve there while a canary is on; raises `InputError` as `steer`."""
+    _serving(folder)
+    path = folder / CONTROL / _VERSIONS
+    return list(read_json(path)) if path.is_file() else []
 
 
 def _serving(folder: Path) -> tuple[list[Server], bool]:

@@ -224,6 +224,20 @@ def _log_text(log: ReplayedLog) -> str:
     return f"  {log['file']}: {log['of']}, {log['steps']:,} steps, {end}"
 
 
+def format_versions(versions: Sequence[Mapping[str, Any]]) -> str:
+    """Format a row for each version that serves while a canary is on."""
+    header = [Column("version"), Column("is"), Column("requests", "%", 1, 100), Column("p50", "ms", 1)]
+    header += [Column("p99", "ms", 1), Column("accuracy", "%", 2, 100), Column("images"), Column("failed")]
+    header += [Column("compared"), Column("agreed", "%", 1, 100)]
+    names = ("version", "role", "share", "p50_ms", "p99_ms", "accuracy", "answered", "failed", "compared")
+    rows = [
+        [*(version[name] for name in names), version["agreed"] / version["compared"] if version["compared"] else None]
+        for version in versions
+    ]
+    title = "in the last minute: requests, latencies, accuracy by the tables; in all: the other columns"
+    return to_text([Table(header, rows, title)])
+
+
 def format_load(document: Mapping[str, Any]) -> str:
     """Format one row: what was offered, what was answered and how soon, and what was not."""
     latencies = [Column(name, "ms", 1, 1e3) for name in ("mean", "p50", "p99", "max")]

@@ -46,7 +46,7 @@ class Frontend:
         )
         bridge.is_late = MethodType(Bridge.is_late, bridge)
         self.bridge = bridge
-        journal, page = Sparing(Journal(self.told.append, as_json=True)), SimpleNamespace(note=lambda _: None)
+        journal, page = Sparing(Journal(self.told.append, as_json=True)), SimpleNamespace(note=lambda *_: None)
         limits: Any = replace(Limits(), timeout_s=0.5)
         transforms: Any = None
         self.admission = Admission(bridge, self.metrics, page, limits, {}, 1e9, journal, transforms)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from hw.frontend.connections import SHORTEST_TOKEN, read_tokens
 from hw.frontend.inference_protocol import (
     JSON_BYTES,
     Answer,
+    Canary,
     Outcome,
     Request,
     RequestClass,
@@ -27,6 +28,7 @@ from hw.frontend.inference_protocol import (
     Served,
     outputs_of,
     read_request,
+    version_of,
     write_answer,
 )
 from kit.errors import InputError
@@ -235,3 +237,19 @@ def test_a_line_of_tokens_may_say_how_many_images(tmp_path: Path) -> None:
         path.write_bytes(wrong)
         with pytest.raises(InputError, match=said):
             read_tokens(path)
+
+
+def test_a_canary_gets_its_share_of_the_requests_or_of_a_class() -> None:
+    """Within four standard deviations; the same numbers are drawn each time, and more of them for a larger share."""
+    numbers = range(20_000)
+    drawn = {share: {number for number in numbers if Canary("b", (), share).takes(number, 0)} for share in (0.1, 0.3)}
+    for share, taken in drawn.items():
+        assert abs(len(taken) - share * len(numbers)) < 4 * (share * (1 - share) * len(numbers)) ** 0.5
+    assert drawn[0.1] < drawn[0.3]
+    of_class = Canary("b", (), 1.0, 1)
+    assert [of_class.takes(7, number) for number in range(3)] == [False, True, False]
+
+
+def test_an_answer_whose_images_two_versions_served_names_both() -> None:
+    answers = [Answer(1, (1.0,), b"", version, 1) for version in ("b", "a", "b")]
+    assert (version_of(answers), version_of(answers[:1])) == ("a+b", "b")

@@ -17,7 +17,7 @@ from hw.router.interventions import NewModel
 from hw.router.local_cluster import HardwareCluster
 from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import NS_PER_S, ModelChanged
 from tests.hw.frontends import IMAGES, PATIENCE_S, WIDTHS, Frontend, open_frontend
 from tests.hw.tiny import TINY, device, params
 
@@ -62,7 +62,8 @@ def order(frontend: Frontend, path: Path, told: list[str], version: str = NEXT) 
         frontend.ingress.serve_model(version, ())
         told.append("took over")
 
-    return NewModel(frontend.cluster.starts_of(ModelFile(path)), frontend.gate, (), took_over, told.append)
+    starts = dict(enumerate(frontend.cluster.starts_of(ModelFile(path))))
+    return NewModel(starts, ModelChanged(()), took_over, told.append)
 
 
 def test_what_cant_start_changes_nothing(frontend: Frontend, tmp_path: Path) -> None:

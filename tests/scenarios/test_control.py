@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
+from hw.frontend.router_link import VersionState
 from kit.errors import InputError
 from policies.rules.rule_params import LadderRule
 from scenarios.files.router_files import write_rule
@@ -95,7 +97,7 @@ def test_goals_and_routers_are_asked_for_in_their_order(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nothing is asked for: give --drain, --floor, --p99, --energy-weight, --router or --model"),
+        ((), "nothing is asked for: give --drain, --floor, --p99, --energy-weight, --router, --model, --canary"),
         (("--floor", "75"), "75: must be a number from 0 to 1; 75 % is 0.75"),
         (("--energy-weight", "-1"), "--energy-weight: -1: must be"),
         (("--p99", "fast"), "fast"),
@@ -139,3 +141,29 @@ def test_a_validation_is_drained_while_it_runs(
     assert [(down["server"], down["cause"], down["up_s"]) for down in result["restarts"]] == [("slow", "drained", None)]
     assert result["images"]["completed"] == result["images"]["arrived"]
     assert not (tmp_path / "run" / CONTROL).exists()
+
+
+def test_a_canary_is_asked_for_and_both_versions_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a canary nothing is asked for; with one, the same command compares."""
+    name = str(tmp_path)
+    with accept_wishes(RunFolder(tmp_path), SERVERS, may_be_steered=True) as wishes:
+        assert _asked(capsys, "steer", name)[0] == 2
+        for words in (["--share", "0.1"], ["--class", "gold"], ["--promote", "--take-back"], ["--share", "2"]):
+            code, _, err = _asked(capsys, "steer", name, *words)
+            assert (code, len(err.splitlines())) == (2, 1), words
+        assert _asked(capsys, "steer", name, "--canary", "b.safetensors", "--class", "gold")[0] == 0
+        assert _asked(capsys, "steer", name, "--promote")[0] == 0
+        begun, ended = wishes.steering()
+        assert (begun.canary, begun.service_class, begun.promote) == (
+            str(Path("b.safetensors").resolve()),
+            "gold",
+            None,
+        )
+        assert (ended.canary, ended.promote, ended.take_back) == (None, True, None)
+        state = VersionState("12ab", "canary", 0.25, 1.5, None, 0.75, 8, 0, 4, 3)
+        wishes.show([to_builtins(state)])
+        code, out, _ = _asked(capsys, "steer", name)
+        assert (code, out.splitlines()[-1].split()[:4] == ["12ab", "canary", "25.0", "1.5"]) == (0, True), out
+        assert "75.0" in out.splitlines()[-1]
+        wishes.show([])
+        assert _asked(capsys, "steer", name)[0] == 2

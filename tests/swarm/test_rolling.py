@@ -11,7 +11,7 @@ import pytest
 
 from hw.router.interventions import NewModel, Order, Rolling
 from hw.worker.lanes import Fitting, WorkerSpec
-from policies.vocabulary import RunBatch
+from policies.vocabulary import ModelChanged, RunBatch
 from tests.swarm.mix import Mix
 from tests.swarm.play import Drawer, play_mix
 from tests.swarm.world import Process, World
@@ -64,7 +64,8 @@ def roll(mix: Mix, told: list[str]) -> None:
         def due() -> Iterable[Order]:
             if left and world.event_queue.now_ns > left[0]:
                 left.clear()
-                yield NewModel(starts, Drawer(mix), (), lambda: told.append("took over"), told.append)
+                took_over = partial(told.append, "took over")
+                yield NewModel(dict(enumerate(starts)), ModelChanged(()), took_over, told.append, Drawer(mix))
 
         return due
 
