@@ -879,7 +879,7 @@ class RouterCore:
             self._fifo.push(self._queue_key(request, entry), (request,))
 
     def _find_stand_ins(self) -> None:
-        """Let the other version stand in for one without a server that is up and not to be drained, if it has one."""
+        """Let the other version replace one without a server that is up and not to be drained, if it has one."""
         free = {state.version for state in self._servers if state.up and not state.is_draining}
         held = free or {state.version for state in self._servers}
         self._stand_ins = tuple([version if version in held else 1 - version for version in VERSIONS])

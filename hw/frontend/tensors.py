@@ -95,7 +95,7 @@ def from_json(data: list[Any] | None, datatype: np.dtype[Any], count: int) -> ND
     """Return that number of values, flat or nested in JSON; raises `TensorError` if they are others."""
     while data and isinstance(data[0], list):
         if not all(isinstance(row, list) for row in data):
-            raise TensorError("lists stand beside numbers")
+            raise TensorError("lists next to numbers")
         data = list(chain.from_iterable(data))
     if data is None or len(data) != count:
         raise TensorError(f"found {len(data or ())} values, its shape makes {count}")

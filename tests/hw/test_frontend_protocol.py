@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
     "image.datatype: found 'FP64', expected FP32 or UINT8": (body(tensor(datatype="FP64")), None),
     "image.data: found 23 values, its shape makes 24": (body(tensor(data=[0.0] * 23)), None),
     "image.data: found 0 values": (body(tensor(data=None)), None),
-    "lists stand beside numbers": (body(tensor(data=[[1.0], 2.0])), None),
+    "lists next to numbers": (body(tensor(data=[[1.0], 2.0])), None),
     "image.data: expected numbers": (body(tensor(data=["a"] * 24)), None),
     "image.data: expected whole numbers": (body(tensor(datatype="UINT8", data=[0.5] * 24)), None),
     "image.data: expected 0 to 255": (body(tensor(datatype="UINT8", data=[256] * 24)), None),

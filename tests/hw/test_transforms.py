@@ -197,7 +197,7 @@ async def outcome(work: Awaitable[Any]) -> str:
 
 
 FAULTS = {
-    "refuse": "400: this is not a digit",
+    "refuse": "400: this is no digit",
     "raise": "KeyError: 'secret' (tests/hw/own_transforms.py, line ...)",
     "exit": "ended its process (3)",
     "another shape": "before returned float32 of shape (1, 3, 8, 8), expected float32 or uint8 of shape (n, 1, 8, 8)",

@@ -158,7 +158,7 @@ def test_a_canary_is_begun_promoted_and_taken_back_by_updates_of_some_servers(mo
     first, second = (cluster({0: 1.0, 1: 3.0}, [0, 1], [(True, True)] * 2) for _ in "ab")
     for experiment, version in ((first, "a"), (second, "b")):
         experiment.accuracy = SimpleNamespace(evaluation=SimpleNamespace(hash=version))
-        experiment.cluster.router = replace(experiment.cluster.router, top1=(ord(version) / 200,))
+        experiment.cluster.router = replace(experiment.cluster.router, accuracies=(ord(version) / 200,))
         experiment.cluster.servers = [SimpleNamespace(device=device, name=f"cpu{device}") for device in range(2)]
         experiment.scenario = SimpleNamespace(classes=[SimpleNamespace(name="gold", share=0.5)])
     files: Any = {"a": SimpleNamespace(path="a"), "b": SimpleNamespace(path="b")}
@@ -185,7 +185,7 @@ def test_a_canary_is_begun_promoted_and_taken_back_by_updates_of_some_servers(mo
         assert not orders.is_busy
         return found[0]
 
-    tops = first.cluster.router.top1, second.cluster.router.top1
+    tops = first.cluster.router.accuracies, second.cluster.router.accuracies
     canary = Canary("b", tops[1], 0.4, 0)
     for end in (Steering(take_back=True), Steering(promote=True)):
         begun = follow(Steering(canary="b.safetensors", share=0.4, service_class="gold"))
