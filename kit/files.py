@@ -29,16 +29,17 @@ _CHUNK_BYTES = 1 << 20
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an error.
 
-    Only a regular file is replaced: it is synced, and gets the mode of any new file. A link is replaced, too: the file
-    that it leads to may be the user's. A device, a pipe or a descriptor (`/dev/stdout`) is written to.
+    Only a regular file is replaced: it is synced (unless it may be lost), and gets the mode of any new file. A link is
+    replaced, too: the file that it leads to may be the user's. A device, a pipe or a descriptor (`/dev/stdout`) is
+    written to.
 
     Raises:
         InputError: the path is a folder, a socket or a block device.
     """
-    with _named(path), _poured(path) if is_stream(path) else _replacing(path) as temporary:
+    with _named(path), _poured(path) if is_stream(path) else _replacing(path, is_synced) as temporary:
         yield temporary
 
 
@@ -103,7 +104,7 @@ def _poured(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def _replacing(path: Path, is_synced: bool) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".slimsched-{secrets.token_hex(16)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -112,9 +113,11 @@ def _replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(mode)  # some libraries recreate the file
-        sync(temporary)
+        if is_synced:
+            sync(temporary)
         temporary.replace(path)
-        sync(path.parent)
+        if is_synced:
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

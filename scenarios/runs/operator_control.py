@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from kit.documents import read_json, write_json
 from kit.errors import InputError, nearest
+from kit.files import atomic_path
 from kit.strict import StrictModel, validate
 from scenarios.files.scenario_keys import EnergyWeight, SecondsOrZero
 from scenarios.runs.folder import CONTROL, RunFolder
@@ -86,10 +87,8 @@ class Wishes:
         """Let the operator read these; nothing is synced to disk, as the router's loop waits."""
         if versions != self._shown:
             self._shown = versions
-            with suppress(OSError):
-                path = self._frontend / _VERSIONS
-                path.with_suffix(".new").write_text(json.dumps(versions))
-                path.with_suffix(".new").replace(path)
+            with suppress(OSError), atomic_path(self._frontend / _VERSIONS, is_synced=False) as temporary:
+                temporary.write_text(json.dumps(versions))
 
     def __call__(self) -> frozenset[int]:
         """Return which servers are to be drained now; if the folder can't be read, the previous ones."""
