@@ -93,7 +93,7 @@ def test_no_module_looks_into_anothers_private_parts() -> None:
     assert found == []
 
 
-def test_nothing_private_is_imported() -> None:
+def test_modules_import_no_private_names() -> None:
     found = [
         f"{name}: {node.module}.{alias.name}"
         for name, tree in sources().items()

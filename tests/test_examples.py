@@ -35,7 +35,7 @@ UNTRIED_UNITS = {"slimsched.service", "slimsched.socket"}
 @pytest.mark.parametrize(
     "path", [*(THREE / name for name in sorted(UNTRIED)), *(SERVING / name for name in sorted(UNTRIED_UNITS))]
 )
-def test_what_was_not_run_says_so_first(path: Path) -> None:
+def test_example_file_that_was_not_run_states_that_in_its_first_lines(path: Path) -> None:
     head = " ".join(path.read_text(encoding="utf-8").splitlines()[:3])
     assert re.search(r"not run|not built|Untried", head)
 
@@ -194,8 +194,8 @@ def test_the_trainer_refuses_less_than_an_update() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_trainer_saves_decides_as_it_did(tmp_path: Path) -> None:
-    """The router's file has the logits of the network that was trained; and the example stays short."""
+def test_router_saved_by_the_example_trainer_has_the_trained_logits(tmp_path: Path) -> None:
+    """The example has at most 60 lines of code."""
     trainer = _trainer()
     trainer.ENVIRONMENTS, trainer.STEPS, trainer.EPOCHS = 2, 16, 1
     actor, curve = trainer.learn(64, 0)

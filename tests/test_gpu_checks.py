@@ -49,8 +49,8 @@ def has_ended(process: int) -> bool:
     return not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
 
 
-def test_what_tells_most_comes_first_and_fits_in_nine_minutes() -> None:
-    """Executors' speed, a profile, and the main job; what needs that profile comes after it."""
+def test_gpu_checks_run_the_most_informative_first_within_nine_minutes() -> None:
+    """Executors' speed comes first, then a profile and the main job; checks that need the profile follow it."""
     ids = [check.id for check in CHECKS]
     assert len(set(ids)) == len(ids) == 26
     assert ids.index("F1") < ids.index("E1") < ids.index("F3")
@@ -91,7 +91,7 @@ def test_a_check_that_hangs_or_crashes_or_finds_something_is_told(tmp_path: Path
     assert has_ended(int((tmp_path / "child").read_text()))
 
 
-def test_what_no_longer_fits_is_skipped(tmp_path: Path) -> None:
+def test_gpu_check_that_no_longer_fits_is_skipped(tmp_path: Path) -> None:
     found = run(tmp_path, "passes", "fails", deadline_s=100.0, seconds=49.0)
     assert {each["verdict"] for each in found.values()} == {"skipped"}
     assert re.fullmatch(r"\d+ s are left, it takes about 50", found["fails"]["reason"])
@@ -109,8 +109,8 @@ def test_evidence_survives_a_kill(tmp_path: Path) -> None:
     assert [each["id"] for each in json.loads((tmp_path / "evidence.json").read_text())["found"]] == ["passes"]
 
 
-def test_who_ends_it_ends_the_check_that_runs(tmp_path: Path) -> None:
-    """With all that this has started: on a machine that stays, the next one would run beside it."""
+def test_gpu_checks_that_are_terminated_end_the_running_check(tmp_path: Path) -> None:
+    """Child processes of the check end, too; otherwise they would run alongside the next one."""
     ended_when_there_is("child", tmp_path, signal.SIGTERM, "has a child")
     assert has_ended(int((tmp_path / "child").read_text()))
 
@@ -142,7 +142,7 @@ def ended_when_there_is(name: str, folder: Path, by: signal.Signals, *checks: st
     process.wait()
 
 
-def test_what_checks_leave_comes_along_in_one_archive(tmp_path: Path) -> None:
+def test_gpu_checks_return_their_files_in_one_archive(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "cuda0.yaml").write_text("measured")
     (tmp_path / "profiles" / "requests.parquet").write_bytes(b"many")
@@ -216,7 +216,7 @@ def test_a_move_that_brings_other_bits_is_found(tmp_path: Path, monkeypatch: pyt
     assert re.search(r"^shipped: 0 of \d+ labels, (\d+) of \1 moves differ, compacted: 0 of ", found)
 
 
-def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
+def test_wheels_missing_on_another_machine_are_named_with_dependencies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [name for name in wheels.lacking({}) if name != "pydantic-core"]
@@ -228,8 +228,8 @@ def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
     assert not {"nvidia-cublas", "sympy", "torch"} & set(wheels.lacking({"torch": "", "torchvision": ""}))
 
 
-def test_what_another_machine_has_too_old_is_named() -> None:
-    """Directly, or for what is fetched; builds of its vendor's own are none the less of their version."""
+def test_wheels_too_old_on_another_machine_are_named() -> None:
+    """Requirements of fetched packages count, too; a vendor's build counts as its version."""
     here = dict.fromkeys(wheels.lacking({}), "")
     assert list(wheels.lacking({**here, "rich": "13.9.4"})) == ["rich"]
     without = {name: version for name, version in here.items() if name != "pydantic"}
@@ -244,10 +244,10 @@ def test_needs_are_those_of_the_other_machines_python(monkeypatch: pytest.Monkey
     assert (list(wheels.lacking({})), list(wheels.lacking({}, "3.99"))) == ([], ["psutil"])
 
 
-def test_what_is_missing_here_too_gets_no_command(
+def test_wheels_missing_here_too_get_no_download_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would have no version, and lack what that needs in turn; without `--has` the way is told."""
+    """The command would lack the version and the dependencies; without `--has` the usage is printed."""
     (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = ['no-such-package']")
     monkeypatch.setattr(wheels, "PYPROJECT", tmp_path / "pyproject.toml")
     (tmp_path / "names").write_text("numpy==2.5.2\n")
@@ -259,10 +259,10 @@ def test_what_is_missing_here_too_gets_no_command(
     assert re.fullmatch(r"no-such-package\n.*--has NAMES\n", capsys.readouterr().out)
 
 
-def test_what_each_reading_of_a_board_takes_is_told(
+def test_gpu_facts_check_reports_the_time_of_each_board_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A2: of the sensor, and of what the router looks at for others' load."""
+    """Check A2 times the sensor and the counters that the router reads for the load of other programs."""
     nvml_device = FakeNvmlDevice()
     monkeypatch.setattr(facts, "load_nvml", lambda: FakeNvml(nvml_device))
     monkeypatch.setattr(facts, "nvml_handle", lambda nvml, index: Handle(nvml_device))
@@ -328,8 +328,8 @@ def test_a_validation_is_told_beside_what_is_promised() -> None:
     assert job.told(_validation(routers=("random", "jsq")))[0] == "3 rows are missing"
 
 
-def test_all_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """In their order, and each is there; the page names their letters and how many they are."""
+def test_gpu_check_list_has_all_checks_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """The page names the checks' letters and their number."""
     assert all(callable(check.look()) for check in CHECKS)
     assert gpu.main(["--list"]) == 0
     ids = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]]

@@ -59,7 +59,7 @@ def test_a_step_without_time_is_skipped(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["passes"]["verdict"] == "skipped"
 
 
-def test_what_runs_alongside_is_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_visit_reports_the_step_that_runs_alongside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visit, "BESIDE", "hangs")
     found = carried_out(tmp_path, monkeypatch, "hangs", "passes")
     assert [(each["verdict"], each["reason"]) for each in found.values()] == [("passed", ""), ("failed", "not done")]

@@ -58,8 +58,8 @@ def test_a_wheel_holds_all_that_the_packages_hold(built: Path) -> None:
     assert {"scenarios/quickstart.yaml", "scenarios/data/profiles/t4.yaml", "scenarios/show/templates/page.css"} < held
 
 
-def test_it_is_what_runs(installed: Installed, tmp_path: Path) -> None:
-    """In its environment no package is the checkout's, and a shipped scenario is found by its name."""
+def test_installed_package_runs_outside_the_checkout(installed: Installed, tmp_path: Path) -> None:
+    """No package is imported from the checkout, and a bundled scenario is found by its name."""
     for package in PACKAGES:
         assert not installed.place_of(package, tmp_path).is_relative_to(ROOT)
     assert installed.run(["bound", "main-poisson50-10g", "--quiet", "--json", "bound.json"], tmp_path) == 0

@@ -20,12 +20,12 @@ def code_of(page: str) -> list[str]:
 COMMANDS = [line for line in code_of(README) if line.startswith("slimsched ")]
 
 
-def test_it_is_short() -> None:
+def test_readme_has_at_most_150_lines() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_all_its_blocks_are_looked_at() -> None:
-    """Commands of ours, targets of `make` that are there, and Python that can be parsed."""
+def test_readme_code_blocks_are_commands_make_targets_or_python() -> None:
+    """Make targets exist, and the Python can be parsed."""
     rest = [line for line in code_of(README) if line not in COMMANDS]
     targets = [line.split("#")[0].split() for line in rest if line.startswith("make ")]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_all_its_blocks_are_looked_at() -> None:
     assert len(ast.parse(python).body) == 3
 
 
-def test_what_it_names_in_passing_is_a_command() -> None:
+def test_readme_inline_commands_exist() -> None:
     named = re.findall(r"`(?:slimsched ([a-z]+)|(jobs [a-z-]+))`", README)
     assert len(named) > 3
     for words in map("".join, named):
@@ -49,8 +49,8 @@ def test_the_glossary_is_short() -> None:
     assert "(docs/glossary.md)" in README
 
 
-def test_its_picture_is_of_the_output_in_the_quickstart() -> None:
-    """`python -m benchmarks.study.terminal_picture` makes it."""
+def test_readme_picture_shows_the_quickstart_output() -> None:
+    """`python -m benchmarks.study.terminal_picture` makes the picture."""
     lines = first_block((ROOT / PAGE).read_text(encoding="utf-8"))
     assert lines[0].startswith("$ slimsched run paper-live-quick")
     assert (ROOT / PICTURE).read_text(encoding="utf-8") == picture(lines)

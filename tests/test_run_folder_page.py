@@ -58,5 +58,5 @@ def test_the_columns_are_those_of_training_jobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["results", "requests"])
-def test_what_is_not_there_has_no_cells(table: str) -> None:
+def test_run_folder_page_has_no_columns_for_absent_csv_files(table: str) -> None:
     assert first_cells(f"### `{table}.csv`") == []

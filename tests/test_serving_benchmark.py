@@ -22,8 +22,8 @@ def test_a_goal_is_reached_from_its_own_side() -> None:
     assert row("x", "y", float("nan"), at_most=1.0).is_reached is False
 
 
-def test_who_is_seen_to_be_down_was_away_since_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped server counts as up until somebody misses it; what it could have carried meanwhile, nobody could."""
+def test_server_detected_as_down_counts_as_down_since_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped server counts as up until it is detected; its capacity since the fault is then subtracted."""
     ups, now_s = Ups(), [0.0]
     monkeypatch.setattr(soak, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 

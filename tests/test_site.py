@@ -89,7 +89,7 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     [*(DOCS / "tutorials" / f"{name}.md" for name in TUTORIALS), *sorted({*DOCS.glob("how-to/*.md")} - {SERVING})],
     ids=lambda page: page.stem,
 )
-def test_all_that_a_page_says_can_be_done(
+def test_site_page_commands_run_and_print_the_text_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[set[str]] = []

@@ -100,7 +100,7 @@ def test_a_queue_is_read() -> None:
     assert (jobs["9_2"].job_id, jobs["9_2"].priority, jobs["12"].gpus) == (9, 1, 0)
 
 
-def test_who_has_several_priorities_has_none() -> None:
+def test_live_job_with_several_priorities_has_no_site_factor() -> None:
     assert live_jobs(QUEUE, "2|0|7\n2|0|9\n")[1].factor is None
 
 
@@ -115,7 +115,7 @@ def test_who_has_several_priorities_has_none() -> None:
         ("", "2|x|1\n"),
     ],
 )
-def test_what_is_not_understood_is_refused(queue: str, factors: str) -> None:
+def test_slurm_output_of_unknown_form_is_refused(queue: str, factors: str) -> None:
     with pytest.raises(InputError, match="is not understood: Slurm"):
         live_jobs(queue, factors)
 
@@ -135,7 +135,7 @@ def test_only_multifactor_priorities_have_a_site_factor(config: str) -> None:
         ("PreemptParameters       = \nPreemptType             = preempt/qos\n", ["PreemptType=preempt/qos: jobs are"]),
     ],
 )
-def test_what_a_site_has_that_is_not_simulated_is_told(
+def test_advice_on_site_with_unsimulated_settings_prints_doubts(
     line: str, doubt: list[str], slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [each[: len(start)] for each, start in zip(doubts_of(CONFIG + line), doubt, strict=True)] == doubt
@@ -171,7 +171,7 @@ def test_a_long_queue_is_simulated_with_one_reservation(tmp_path: Path) -> None:
     assert advised(experiment, [job(number) for number in range(1, 60)])["site"] == "fifo-easy-requested"
 
 
-def test_those_that_are_left_alone_keep_their_standing(experiment: JobExperiment) -> None:
+def test_advice_with_array_task_keeps_its_queue_position(experiment: JobExperiment) -> None:
     jobs = [job(1, 5000, limit_s=9e3), job(2, 4000, name="2_1"), job(3, 3000, limit_s=60.0)]
     found = advised(experiment, jobs)
     assert (order_of(found), changes_in(found)) == (["3", "2_1", "1"], [Change(3, 0, 2000), Change(1, 0, -2000)])
@@ -202,7 +202,7 @@ def test_site_factors_stay_in_their_band() -> None:
     assert factors_of([job(1, 1), job(2, 5 * BAND)]) == {1: BAND, 2: -BAND}
 
 
-def test_who_has_waited_too_long_goes_first(experiment: JobExperiment) -> None:
+def test_job_past_the_age_guard_is_ordered_first(experiment: JobExperiment) -> None:
     jobs = [job(1, gpus=4, limit_s=9e4), job(2, limit_s=7e4), *(job(number) for number in range(100, 110))]
     assert order_of(advised(experiment, jobs))[-2:] == ["2", "1"]
     found = advised(experiment, jobs, age_guard_s=3550.0)
@@ -218,8 +218,8 @@ def test_a_foreign_site_factor_is_left_alone(experiment: JobExperiment) -> None:
     assert advised(experiment, jobs, journal=[Change(1, 0, 6)])["left"] == {"SiteFactor set by others": 1}
 
 
-def test_what_waits_for_something_else_is_left_alone(experiment: JobExperiment) -> None:
-    """Nor is it simulated, but for a job that Slurm has not looked at yet, and one whose priority is set elsewhere."""
+def test_job_pending_for_another_reason_is_left_unchanged(experiment: JobExperiment) -> None:
+    """The document lists only job 1 and the job that Slurm hasn't looked at yet."""
     others = [job(2, reason="None"), job(3, reason="BeginTime"), job(4, factor=None), job(5, gpus=16)]
     found = advised(experiment, [job(1), *others])
     assert [row["job"] for row in found["jobs"]] == ["1", "2"]
@@ -243,7 +243,7 @@ def test_no_job_waits(experiment: JobExperiment) -> None:
     assert (found["jobs"], found["expected"], found["changes"]) == ([], [], [])
 
 
-def test_what_was_written_is_put_back() -> None:
+def test_undo_restores_site_factors_unless_changed_by_others_or_started() -> None:
     journal = [Change(1, 0, 5), Change(2, 0, 9), Change(1, 5, 8), Change(3, 0, 4), Change(4, 0, 4)]
     jobs = [job(1, factor=8), job(2, factor=10), job(3, factor=4, state="RUNNING")]
     changes, left = undoing(journal, jobs)
@@ -304,7 +304,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmOfTexts:
     return found
 
 
-def test_nothing_is_changed_without_apply(slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_without_apply_changes_no_site_factor(slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "advise", "s.yaml"]) == 0
     out = capsys.readouterr().out
     assert "\nscontrol update JobId=2 SiteFactor=2\n" in out
@@ -313,8 +313,8 @@ def test_nothing_is_changed_without_apply(slurm: SlurmOfTexts, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2])
-def test_it_is_killed_and_goes_on_and_undone(slurm: SlurmOfTexts, killed_after: int) -> None:
-    """Wherever it ends: a second start goes on to the same order, and `--undo` puts all back, from there, too."""
+def test_apply_killed_midway_resumes_and_can_be_undone(slurm: SlurmOfTexts, killed_after: int) -> None:
+    """A second `--apply` reaches the same order, and `--undo` restores the factors, even after a kill."""
     apply = ["jobs", "advise", "s.yaml", "--apply"]
     slurm.patience = killed_after
     assert main(apply) != 0 or killed_after == 2
@@ -369,7 +369,7 @@ def test_pass_follows_pass_until_it_is_interrupted(
     assert last["left"]["SiteFactor set by others"] == 1
 
 
-def test_what_stays_wrong_ends_it(
+def test_apply_ends_with_an_error_after_ten_failed_rounds(
     slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeps: list[float] = []
@@ -420,7 +420,7 @@ def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.Captur
         (["--apply", "--journal", "notes"], "notes: is not a journal of `slimsched jobs advise`"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_advise_with_invalid_flags_is_refused_and_changes_nothing(
     slurm: SlurmOfTexts, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("notes").write_text("mine")

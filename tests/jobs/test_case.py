@@ -30,7 +30,7 @@ def test_a_window_and_what_had_ended_before(tmp_path: Path) -> None:
     assert none.past == ()
 
 
-def test_what_the_log_found(tmp_path: Path) -> None:
+def test_snapshot_includes_running_and_waiting_jobs_without_measuring_them(tmp_path: Path) -> None:
     """At 45 s one job runs and one waits: both are in the run, the one with what it had done, neither in figures."""
     trace = trace_of([(0, 100, 2), (40, 10, 4), (60, 10, 1)], recorded_start_s=[5.0, 105.0, 106.0])
     experiment = case_of(tmp_path, trace, begin="snapshot", window={"from_s": 45})
@@ -115,7 +115,7 @@ def on(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"trace": "s.yaml"}, "not a trace of jobs"),
     ],
 )
-def test_what_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_job_scenario_with_invalid_keys_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / "zero.csv").write_text("job_class,gpu,b\nx,1,0\n")
     (tmp_path / "c.csv").write_text("job_class,gpu\nx,1\n")
     (tmp_path / "bad.jobpolicy.yaml").write_text(f"{MINE}queueing: strickt\n")

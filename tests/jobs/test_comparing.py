@@ -96,15 +96,15 @@ def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
     assert "Least wait" in comparison_text(found)
 
 
-def test_who_knows_run_times_or_leaves_jobs_is_no_answer(tmp_path: Path) -> None:
+def test_comparison_with_only_oracle_or_unfinished_rivals_has_no_answer(tmp_path: Path) -> None:
     experiment = case_of(tmp_path, trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2)]), policies=["fifo", "sjf-oracle"])
     assert not answers(comparison_document(experiment, run_all(experiment, 1), []))
     experiment = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), policies=["fifo", "smallest"], longest_s=100)
     assert not answers(comparison_document(experiment, run_all(experiment, 1), []))
 
 
-def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
-    """Where the paired interval holds zero; nobody else, and nobody who stops jobs beside those that stop none."""
+def test_comparison_names_policies_whose_gap_is_not_significant(tmp_path: Path) -> None:
+    """A gap is not significant if its paired interval includes zero; line two compares policies that stop no job."""
     experiment = drawn_case(tmp_path, policies=["fifo", "smallest", "las"])
     found = comparison_document(experiment, run_all(experiment, 1), [])
     best, staying = found["least"]
@@ -140,14 +140,14 @@ def test_runs_are_kept_and_not_made_twice(tmp_path: Path) -> None:
         {"cluster": {"nodes": [{"count": 3, "gpus": 4}]}}, {"preemption": {"hysteresis": 2}},
     ],
 )  # fmt: skip
-def test_what_a_run_depends_on_makes_it_another(keys: dict[str, Any], tmp_path: Path) -> None:
+def test_fingerprint_changes_with_each_key_that_the_run_reads(keys: dict[str, Any], tmp_path: Path) -> None:
     before, after = (drawn_case(tmp_path, **more) for more in ({}, keys))
     marks = [fingerprint(experiment, experiment.policies[-1]) for experiment in (before, after)]
     assert marks[0] != marks[1]
 
 
-def test_what_a_run_does_not_depend_on(tmp_path: Path) -> None:
-    """Its neighbours, the bound, the scenario's name and place; a baseline's round is not its own."""
+def test_fingerprint_ignores_other_policies_bound_name_and_folder(tmp_path: Path) -> None:
+    """Another policy under the same name has another fingerprint."""
     before = drawn_case(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     after = drawn_case(tmp_path / "elsewhere", name="other", policies=["fifo", "las"], bound={"passes": 3})
@@ -217,7 +217,7 @@ def test_a_longest_wait_that_grows_gets_a_guard_that_bounds_it(here: Path, capsy
     assert "to bound" not in capsys.readouterr().out
 
 
-def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_with_one_policy_writes_its_run_and_figures(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
     flags = ["--policy", "smallest", "--set", "load=1.2", "--out", "r"]
     assert main(["jobs", "compare", "s.yaml", *flags, "--json", "r.json"]) == 0
@@ -243,7 +243,9 @@ def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "s.yaml", "--json", "s.yaml"], "the command reads this file"),
     ],
 )
-def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_with_invalid_flags_is_refused(
+    words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
     capsys.readouterr()
     assert main(["jobs", *words]) == 2
@@ -300,7 +302,7 @@ def test_backfilling_goes_by_what_the_trace_has(requested_s: list[float], said: 
     assert re.search(said, (here / "i.yaml").read_text())
 
 
-def test_what_is_measured_and_how_far_intervals_hold(tmp_path: Path) -> None:
+def test_comparison_text_states_measured_jobs_and_warns_of_narrow_intervals(tmp_path: Path) -> None:
     """Run times of (1, 3) have a C^2 of 1/4; one of 101 that is 100 times as long, far above 4."""
     often = [(row * 86400.0, 1.0 + 2 * (row % 2), 1) for row in range(30)]
     warm = case_of(tmp_path, trace_of(often), warmup_s="2d")

@@ -50,7 +50,7 @@ def test_shares_of_a_gpu_count_as_shares() -> None:
     assert found["finish_time_fairness"]["max"] == 1
 
 
-def test_what_does_not_count() -> None:
+def test_figures_exclude_and_count_refused_warm_up_and_unfinished_jobs() -> None:
     """Refused jobs, those of the warm-up and those that are not done are in no mean, and are counted."""
     record = run("fifo", jobs((0, 10, 1), (0, 10, 9), (50, 10, 1)), run_options={"warmup_s": 40.0})
     found = figures(record, 4)
@@ -107,8 +107,8 @@ def test_independent_jobs_have_the_interval_of_the_theory() -> None:
     assert np.log(factor(found)) == pytest.approx(1.96 * values.std() / values.mean() / np.sqrt(2000), rel=0.25)
 
 
-def test_it_covers_the_truth() -> None:
-    """Of 60 drawn histories with weeks that differ, nine of ten intervals hold the true mean."""
+def test_block_interval_covers_the_true_mean_in_nine_of_ten_histories() -> None:
+    """The histories are drawn with weeks that differ."""
     held = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -128,7 +128,7 @@ def test_shares_are_paired() -> None:
     assert [found["value"], found["low"], found["high"]] == pytest.approx([1, 1, 1])
 
 
-def test_it_is_the_same_whose_wait_stands_above() -> None:
+def test_share_interval_inverts_when_the_compared_waits_are_swapped() -> None:
     rng = np.random.default_rng(4)
     submit_s = np.sort(rng.uniform(0, 10 * WEEK_S, 2000))
     one, other = rng.exponential(100, 2000) ** 2, rng.exponential(110, 2000) ** 2
@@ -139,8 +139,8 @@ def test_it_is_the_same_whose_wait_stands_above() -> None:
 
 
 @pytest.mark.parametrize("crises, is_chance", [(1, True), (6, False)])
-def test_one_crisis_says_nothing_of_others(crises: int, is_chance: bool) -> None:
-    """All waits fall to a tenth: where all are of one week, chance explains it; of six weeks, it does not."""
+def test_gain_in_one_crisis_is_not_significant_and_in_six_is(crises: int, is_chance: bool) -> None:
+    """All waits fall to a tenth: in one week that isn't significant, in six weeks it is."""
     submit_s = np.linspace(0, 20 * WEEK_S, 2000)
     before = np.zeros(2000)
     for crisis in range(crises):

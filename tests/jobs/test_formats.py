@@ -32,7 +32,9 @@ def options_of(name: str, folder: Path) -> Options:
 
 @pytest.mark.parametrize("size", [64, 5000, lines.BLOCK_BYTES])
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_was_written_is_read(name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_trace_equals_the_written_jobs_in_every_format(
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lines.blocks, "__defaults__", (size,))
     jobs = drawn(JOBS)
     trace = imported(write_log(tmp_path, name, jobs), options_of(name, tmp_path))
@@ -106,7 +108,7 @@ def test_rltune_of_both_widths(with_think_time: bool, tmp_path: Path) -> None:
     assert imported(path).gpu_types.tolist() == [TYPES[kind] for kind in jobs.kind]
 
 
-def test_what_is_no_share_of_a_gpu_is_left_out_and_nothing_said_is_all_of_it(tmp_path: Path) -> None:
+def test_import_drops_invalid_gpu_shares_and_reads_empty_as_whole_gpus(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     shares = ["0.4804", "", "1", "0", "1.5", "0.5"]
     rows = [f"{row},60,{2 if row in (2, 5) else 1},{share}" for row, share in enumerate(shares)]

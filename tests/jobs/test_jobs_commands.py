@@ -108,7 +108,7 @@ def test_a_trace_replaces_one_of_its_own_and_nothing_else(here: Path, capsys: py
 
 
 @pytest.mark.parametrize("submits_s", [(0,), (0, 0), (0, 9), (0, 5, 300), (0, 3000), (0, 90_000)])
-def test_what_init_says_is_next_works(
+def test_jobs_init_prints_a_next_command_that_works(
     submits_s: tuple[int, ...], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "mine.csv").write_text("submit_s,run_s,gpus\n" + "".join(f"{submit},60,1\n" for submit in submits_s))

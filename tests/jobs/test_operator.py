@@ -231,7 +231,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whatif_with_changed_cluster_reports_wait_change_per_policy(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--change", "cluster.nodes.0.count=6", "--change", "cluster.restart_s=5", "--json", "w.json"]
     assert main(["jobs", "whatif", "s.yaml", *flags]) == 0
     said = capsys.readouterr().out
@@ -242,8 +244,8 @@ def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert [row["policy"] for row in found["policies"]] == ["fifo", "las"]
 
 
-def test_what_single_seconds_move(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Replays in which jobs come and end later: a band of each mean, and none of a change that is none."""
+def test_comparison_with_jitter_reports_a_band_for_each_mean(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replays delay submissions and ends; the baseline's change against itself has a band of zero."""
     flags = ["--set", "jitter_s=30s", "--set", "bound.passes=0", "--quiet", "--out", "o"]
     assert main(["jobs", "compare", "s.yaml", *flags, "--json", "c.json"]) == 0
     for said in (capsys.readouterr().out, Path("o/report.html").read_text()):
@@ -300,8 +302,8 @@ def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str])
     assert "This is of this one log; other weeks may need more." in said
 
 
-def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Trained for two epochs on short windows, judged beside baselines, and run by its file."""
+def test_trained_policy_runs_from_its_file_in_a_comparison(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The policy is trained for two epochs on short windows and compared with baselines."""
     found = verbs.train("s.yaml", epochs=2, episodes=4, window=16, judged=4, jobs=1)
     assert "| rltune |" in found.text
     assert found.document["windows"] == 4
@@ -310,7 +312,7 @@ def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[s
     assert "small: rltune, 120 jobs measured" in capsys.readouterr().out
 
 
-def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
+def test_evaluation_windows_share_no_job_with_training_windows(tmp_path: Path) -> None:
     experiment = on_nodes(tmp_path, drawn(jobs=200))
     earlier, later = Windows.split(experiment.jobs, experiment.cluster_model, length=8, warm=8)
     assert earlier.last + 8 <= later.first - later.warm
@@ -338,7 +340,9 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["compare", "--policy", "no.safetensors"], "no.safetensors"),
     ],
 )
-def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_operator_command_with_invalid_flags_is_refused(
+    words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["jobs", words[0], "s.yaml", *words[1:]]) == 2
     streams = capsys.readouterr()
     assert said in streams.err
@@ -353,6 +357,6 @@ def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest
         (lambda: verbs.train("s.yaml", base="sjf"), "sjf asks how long jobs run: take one of"),
     ],
 )
-def test_what_python_is_refused(work: Callable[[], object], said: str, here: Path) -> None:
+def test_train_function_with_invalid_arguments_is_refused(work: Callable[[], object], said: str, here: Path) -> None:
     with pytest.raises(InputError, match=said):
         work()

@@ -33,8 +33,8 @@ QUICK = "SchedulerParameters=sched_interval=2,sched_min_interval=0,bf_interval=2
     ],
     ids=["builtin", "backfill"],
 )
-def test_what_a_slurm_ran_is_told_and_replayed(lines: list[str], policy: str, tmp_path: Path) -> None:
-    """From its own `slurm.conf` and log: nodes, policy, and waits as the log had them."""
+def test_real_slurm_log_is_recognized_and_replayed(lines: list[str], policy: str, tmp_path: Path) -> None:
+    """Nodes and policy come from `slurm.conf`; replayed waits agree with the log."""
     with (Path(__file__).parent / "slurm_logs" / "submitted.csv").open() as file:
         rows = list(csv.DictReader(file))[:JOBS]
     with real_slurm(*lines) as slurm:

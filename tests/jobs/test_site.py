@@ -65,8 +65,8 @@ def test_of_a_long_log_the_end_is_run_from_what_was_there(tmp_path: Path, monkey
     assert found(tmp_path, trace).errors.keys() == {"fifo", "fifo-easy-requested", "smallest"}
 
 
-def test_all_of_a_log_tells_how_many_gpus_were_busy() -> None:
-    """At first 8, later 4; `init` asks the log's last jobs alone."""
+def test_busy_gpus_of_log_are_its_peak_after_the_given_time() -> None:
+    """The peak is 8 GPUs in the whole log, and 4 in its last part, which `init` reads."""
     trace = trace_of([(0, 10, 8), (100, 10, 4)], recorded_wait_s=[0.0, 0.0])
     assert sites.busy_of(trace, 4) == (8, 0.5)
     assert sites.busy_of(trace, 4, from_s=50.0) == (4, 0)
@@ -92,7 +92,7 @@ def test_waits_that_no_policy_makes_are_near_to_none(tmp_path: Path) -> None:
         ({}, "1x4=p0 30x4=vip", "", "no job of the trace fits .* the smallest requests 8 GPUs, and 4 is the most"),
     ],
 )
-def test_what_a_log_does_not_tell(
+def test_init_on_log_without_usable_waits_takes_backfilling_as_baseline(
     change: dict[str, float],
     nodes: str,
     case: str,
@@ -101,7 +101,7 @@ def test_what_a_log_does_not_tell(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One line with the remedy, and backfilling as the baseline; a cluster on which nothing fits is refused."""
+    """`init` prints the remedy in one line; it refuses a cluster on which no job fits."""
     monkeypatch.chdir(tmp_path)
     trace = logged(tmp_path, "fifo", 80)
     if not case:

@@ -83,7 +83,7 @@ def test_nodes_that_are_not_there_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_not_simulated_is_told(tmp_path: Path) -> None:
+def test_slurm_conf_notes_list_settings_that_are_not_simulated(tmp_path: Path) -> None:
     conf = read(
         tmp_path,
         "NodeName=n1 Gres=gpu:a100:4,gpu:v100:2\nPartitionName=a Nodes=n1\nPartitionName=b Nodes=ALL\n"
@@ -143,7 +143,7 @@ def test_priorities(tmp_path: Path) -> None:
         ("Include slurm.conf", "includes itself"),
     ],
 )
-def test_what_can_not_be_read(text: str, problem: str, tmp_path: Path) -> None:
+def test_slurm_conf_with_errors_is_refused(text: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=problem):
         read(tmp_path, text + "\n")
 

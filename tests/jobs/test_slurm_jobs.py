@@ -60,7 +60,7 @@ def test_a_job_that_went_back_to_the_queue_has_not_ended(later: list[dict[str, s
 
 
 @pytest.mark.parametrize("former", [PENDING, RUNNING], ids=["in the queue", "running"])
-def test_what_was_open_in_an_earlier_export_has_ended_in_a_later_one(former: dict[str, str], tmp_path: Path) -> None:
+def test_job_open_in_an_earlier_export_takes_its_end_from_a_later_one(former: dict[str, str], tmp_path: Path) -> None:
     found, trace = imported(tmp_path, FIRST, former, FIRST, SECOND)
     assert (trace.run_s.tolist(), trace.attempts.tolist()) == ([2400], [2])
     assert {reason: count.rows for reason, count in found.stats.left_out.items()} == {

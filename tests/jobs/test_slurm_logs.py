@@ -113,7 +113,7 @@ def test_the_page_tells_how_near_simulation_is(row: list[str], tmp_path: Path) -
         assert mean_s == pytest.approx(log_s, rel=0.18)
 
 
-def test_one_delay_does_not_fit_all(tmp_path: Path) -> None:
+def test_docs_quote_the_replay_error_with_one_fixed_start_delay(tmp_path: Path) -> None:
     assert len(ROWS) == 9
     assert f"{replayed('builtin', tmp_path, 'fifo', {'start_delay_s': 1.5})[0]:.1f} s" in DOCS.read_text(
         encoding="utf-8"
@@ -136,8 +136,10 @@ def test_a_changed_rule_is_foretold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [64, BLOCK_BYTES])
-def test_what_is_no_plain_job(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays, holds, dependencies, requeues, cancelled and heterogeneous jobs, typed GPUs; `--exclusive` and `-N`."""
+def test_import_of_real_log_reads_arrays_requeues_and_typed_gpus(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has arrays, holds, dependencies, requeues, cancelled and heterogeneous jobs, `--exclusive` and `-N`."""
     monkeypatch.setattr(blocks, "__defaults__", (size,))
     trace = trace_of_log("mess", tmp_path)
     assert len(trace) == 25

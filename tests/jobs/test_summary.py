@@ -45,7 +45,7 @@ def test_figures_by_hand() -> None:
     assert found["load"]["days_above_capacity_share"] == 0
 
 
-def test_it_is_json_and_text() -> None:
+def test_trace_summary_is_valid_json_and_readable_text() -> None:
     found = summarize(drawn(), 64)
     assert "NaN" not in json_text(found)
     text = summary_text(found, "drawn")

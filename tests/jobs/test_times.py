@@ -115,7 +115,7 @@ def test_a_run_time_in_every_form(text: str, unit_s: float, run_s: float, tmp_pa
 
 
 @pytest.mark.parametrize("text", ["2:00", "7_200", "2 hours ago", "-", "inf", "1:2:3:4"])
-def test_what_is_no_run_time_is_left_out_and_shown(text: str, tmp_path: Path) -> None:
+def test_import_drops_unreadable_run_times_and_shows_an_example(text: str, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text(f"submit_s,run_s,gpus\n5,60,1\n6,{text},1\n7,60,1\n")
     found = import_log(path, tmp_path / "t.parquet")
@@ -174,7 +174,9 @@ def test_a_run_time_is_from_start_to_end_where_no_column_has_it(tmp_path: Path) 
     "submit_s, run_s, told",
     [(5, 7_200_000, "median run time is 7.2e+06 s"), (5, 3, "median run time is 3 s"), (7e8, 60, "spans 22 years")],
 )
-def test_what_may_be_no_seconds_is_told_with_the_flag(submit_s: float, run_s: float, told: str, tmp_path: Path) -> None:
+def test_import_of_implausible_seconds_suggests_the_unit_flag(
+    submit_s: float, run_s: float, told: str, tmp_path: Path
+) -> None:
     path = tmp_path / "log.csv"
     path.write_text(f"submit_s,run_s,gpus\n0,{run_s},1\n{submit_s},{run_s},1\n")
     found = import_log(path, tmp_path / "t.parquet")

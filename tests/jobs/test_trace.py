@@ -24,7 +24,7 @@ def small(**changes: Any) -> JobTrace:
     return replace(trace, **changes)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_trace_read_back_equals_the_trace_written(tmp_path: Path) -> None:
     trace = small(user=np.array(["é", "|", ""], object))
     write_trace(tmp_path / "t.parquet", trace)
     found = read_trace(tmp_path / "t.parquet")

@@ -39,7 +39,7 @@ def announced(made: CalibrationPlan, budget_s: float, log: Log, **more: Any) -> 
     return "\n".join(announcement(made, log, budget_s=budget_s, **more))
 
 
-def test_it_says_what_is_measured_and_what_a_round_takes(log: Log) -> None:
+def test_announcement_states_measured_keys_and_time_per_round(log: Log) -> None:
     made = plan()
     text = announced(made, 30, log)
     required = sum(planned.required for planned in made.steps)

@@ -122,8 +122,10 @@ def test_executors_come_first() -> None:
         ),
     ],
 )  # fmt: skip
-def test_who_won(found: list[tuple[str, float, float]], mood: str, texts: list[str]) -> None:
-    """Whoever keeps the floor, to a tenth of a point, however much more accurate others are; learned or not."""
+def test_winner_is_the_router_of_lowest_p99_that_keeps_the_floor(
+    found: list[tuple[str, float, float]], mood: str, texts: list[str]
+) -> None:
+    """The floor has a tolerance of a tenth of a point, and accuracy above it decides nothing."""
     said = told(comparison(*found, slo=Slo(0.94)), None)
     assert said.moods[WON] == mood
     assert [text for text in texts if text not in "; ".join((said.won, said.excluded, said.slo))] == []
@@ -145,7 +147,7 @@ def test_energy_wins_where_the_scenario_tunes_for_it() -> None:
 
 
 @pytest.mark.parametrize("mean_s", [1.05, 0.95])
-def test_what_is_not_significant_is_no_win_and_no_loss(mean_s: float) -> None:
+def test_p99_difference_without_significance_is_reported_as_a_tie(mean_s: float) -> None:
     said = told(None, validation(("compass", 1.0, mean_s, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05))
     assert said.moods[WON] == "open"
     assert said.won.startswith("a tie, the differences in p99 latency are not statistically significant: ")
@@ -196,8 +198,8 @@ def test_a_few_runs_do_not_decide_who_keeps_the_floor() -> None:
     assert "below 94.00 % accuracy: compass 93.00 % [executors]" in told(one, found).excluded
 
 
-def test_what_spoils_an_answer_is_in_it() -> None:
-    """Who completes less than arrives, though all is worked off in the end; and who was calibrated among others."""
+def test_answers_state_saturation_and_unreliable_calibration() -> None:
+    """A router is saturated if it completes less than arrives, even if it drains its queue in the end."""
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.2, 0.95), unreliable=["cpu0"])
     for row, completed in zip(one["rows"], (899.0, 901.0), strict=True):
         row["offered_img_s"], row["throughput_img_s"] = estimate([1000.0] * 5), estimate([completed] * 5)
@@ -295,7 +297,7 @@ def test_a_bias_of_slower_devices_is_told_apart() -> None:
     assert f"mean latency -50.0 % ({worst})" in trusted
 
 
-def test_what_nobody_checked_is_said() -> None:
+def test_trust_answer_states_what_was_not_checked_on_real_devices() -> None:
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
     unknown = told(one, None)
     assert unknown.trusted.startswith("not known: nothing was run on executors; Its devices come from datasheets")
@@ -316,7 +318,7 @@ def test_what_nobody_checked_is_said() -> None:
     assert "energy was not metered on executors: nothing here checks it" in told(None, found).trusted
 
 
-def test_who_serves_too_little_has_not_won() -> None:
+def test_router_with_too_many_unserved_requests_cannot_win() -> None:
     runs = [result("ppo", 0.1, 0.95), result(LADDER, 1.0, 0.95), result(FIXED, 1.1, 0.95)]
     runs[0]["shares"] = {**runs[0]["shares"], "unserved": 0.1}
     said = told(compare_results(runs), None)
@@ -336,7 +338,7 @@ def test_a_busy_host_comes_before_other_advice() -> None:
     assert said.after.startswith("stop what else runs on this host")
 
 
-def test_nothing_side_by_side_has_no_answers() -> None:
+def test_answers_are_empty_without_two_routers_to_compare() -> None:
     one, found = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95)), validation(*CLEAR)
     found["rows"] = []
     assert answers(one, found) == answers(one, None)

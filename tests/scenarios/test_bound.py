@@ -131,8 +131,8 @@ def test_no_run_beats_the_bound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_what_is_carried_for_certain_is_less_than_what_can_be(name: str) -> None:
-    """And not much less, so that programs are solved only where overload is near; links and the router count."""
+def test_fluid_lower_bound_of_capacity_is_within_20_percent_of_the_optimum(name: str) -> None:
+    """A close lower bound avoids solving programs unless overload is near; links and the router count."""
     experiment = CLUSTERS[name]()
     for width in WIDTHS:
         certain_img_s, most_img_s = whole_img_s(experiment, (width,)), FluidModel(experiment, (width,)).capacity_img_s()
@@ -168,7 +168,7 @@ def test_servers_of_a_kind_need_not_be_told_apart(uplink_bytes_s: float, monkeyp
     assert few[1] <= few[0].capacity_img_s * (1 + 1e-9)
 
 
-def test_one_server_by_hand() -> None:
+def test_fluid_bound_of_one_server_matches_hand_calculation() -> None:
     """A single server at full width: every part of the bound is a sum of a few of the profile's numbers."""
     experiment = made(
         toy("a", 1.0, dispatch_s=0.0005, host_share=0.5), link="{latency_s: 0.003, bandwidth_bytes_s: 1e6}"
@@ -335,7 +335,7 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_what_a_rate_asks_of_the_router_by_hand() -> None:
+def test_router_load_at_a_rate_matches_hand_calculation() -> None:
     """Two segments in micro-batches of 32: a policy of 1 ms, a decision, and two messages back, as batches hold 16."""
     experiment = at_rate(made(toy("a", 1.0, router_host=HOST, handover=HANDOVER)), 100.0)
     load = router_load_of(experiment)

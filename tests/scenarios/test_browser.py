@@ -111,9 +111,9 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.mark.parametrize("style", ["light", "dark"])
 @pytest.mark.parametrize("width", [420, 900, 1400])
-def test_it_can_be_read(width: int, style: str, page: Path, chromium: Browser) -> None:
-    """Nothing lies beyond the screen (tables scroll) or a chart's frame, nor on something else; letters are high
-    enough, and all that is drawn stands out."""
+def test_report_is_readable_at_every_width_and_style(width: int, style: str, page: Path, chromium: Browser) -> None:
+    """No element overflows the screen (tables scroll) or a chart's frame, or covers another; letters are large
+    enough, and lines have enough contrast."""
     chromium.open(page, width, style)
     if PICTURES:
         chromium.picture(Path(PICTURES) / f"{page.parent.name}-{width}-{style}.png")

@@ -101,7 +101,7 @@ def test_without_loads_it_is_a_pair_of_each_router_and_seed(experiment: Experime
         assert each.run["simulated"]["latency_s"] == each.run["executors"]["latency_s"]
 
 
-def test_what_others_took_is_kept_with_the_run(experiment: Experiment) -> None:
+def test_campaign_records_background_load_with_each_run(experiment: Experiment) -> None:
     loads = [BackgroundLoad(0.4, 0.1), None]
     simulate = side(experiment, [])
 
@@ -188,7 +188,7 @@ def test_hardware_far_from_its_profile_is_saturated_all_the_same(experiment: Exp
         assert len([planned for planned in theirs if planned.kind == "saturated"]) > 1
 
 
-def test_what_is_made_again_stands_in_its_place(experiment: Experiment) -> None:
+def test_repeated_run_keeps_its_place_in_the_order_of_the_plan(experiment: Experiment) -> None:
     wanted = plan(experiment, loads=(0.6, 0.3), repeats=2, saturate=True, seeds=(4, 3))
     runs = [each.run for each in made(experiment, experiment, wanted)[1]]
     assert wanted.in_order([*runs[5:], *reversed(runs[:5])]) == runs

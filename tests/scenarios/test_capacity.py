@@ -39,7 +39,7 @@ def search(experiment: Experiment, read: Any = read, **changes: Any) -> Capacity
     return capacity(experiment, lambda: experiment.router("sticky"), settings, read=read)
 
 
-def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound(tmp_path: Path) -> None:
+def test_capacity_search_brackets_the_rate_and_stays_near_the_fluid_bound(tmp_path: Path) -> None:
     experiment = experiment_of(tmp_path)
     found = search(experiment, precision=0.2)
     assert 0 < found.stable_img_s < found.unstable_img_s <= 1.3 * found.stable_img_s
@@ -48,7 +48,7 @@ def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound
     assert (found.workload, found.seeds) == ("poisson", (0,))
 
 
-def test_who_sheds_what_it_cannot_carry_is_not_stable(tmp_path: Path) -> None:
+def test_run_that_sheds_beyond_its_capacity_is_not_steady(tmp_path: Path) -> None:
     experiment = experiment_of(tmp_path, more="deadline_s: 20ms\nshed: true\n")
     patient = experiment_of(tmp_path)
     far = 20 * experiment.capacity_img_s / (experiment.rate_img_s or 1.0)
@@ -150,7 +150,7 @@ def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
         assert found.energy_per_image_j == 2.0
 
 
-def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_capacity_search_reports_the_nearest_value_when_no_rate_meets_the_slo(tmp_path: Path) -> None:
     experiment, tries = experiment_of(tmp_path), list[TriedRate]()
     for slo, told in (
         (Slo(p99_limit_s=0.004), r"no rate keeps a p99 of 4 ms: the lowest seen is 5\.\d\d ms, at \d"),
@@ -173,8 +173,8 @@ def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
         search(experiment, rising, slo=Slo(floor=0.95))
 
 
-def test_who_fails_or_waits_longer_than_the_limit_is_in_the_p99() -> None:
-    """A failed image waits without end; one in flight for as long as it has; of the first half nobody counts."""
+def test_p99_includes_failed_requests_and_waits_beyond_the_limit() -> None:
+    """A failed image has an endless wait, one in flight its wait so far; images of the first half don't count."""
     quick = [request(number, 5.5, 0.1) for number in range(98)]
     for others, limit_s, p99_s in (
         ([request(98, 0.5, 3.0)], 1.0, 0.1),

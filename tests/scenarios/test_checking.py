@@ -109,7 +109,7 @@ def test_runs_that_agree_hold_and_runs_that_are_all_slower_drift() -> None:
     assert hungry["energy per image"].finding == "energy per image: 20 % more than the profile states"
 
 
-def test_what_a_profile_does_not_know_is_shown_and_not_judged() -> None:
+def test_metric_unknown_to_the_profile_is_shown_but_not_judged() -> None:
     metrics = judged(served_profile("modelled"), twins(1, 1, 1, 1, 1, energy=2.0))
     assert (metrics["energy per image"].verdict, metrics["energy per image"].not_judged) == ("not judged", MODELLED)
     assert metrics["mean latency"].verdict == "holds"
@@ -143,8 +143,8 @@ def test_the_table_and_the_document_say_the_same() -> None:
     assert len(document["metrics"][0]["pairs"]) == 5
 
 
-def test_what_has_drifted_is_said_last_and_what_to_do() -> None:
-    """A profile that holds is told so; and one that states large errors itself is told that."""
+def test_check_of_drifted_profile_ends_with_the_drift_and_the_remedy() -> None:
+    """A profile that holds is reported as such, and so are large errors that a profile states."""
     profile = served_profile("modelled")
     (metric, *others) = open_loop_metrics(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
     told = "30 % slower than the profile states (it states 0.77 times what is measured now, a bias of -23.1 %)"
@@ -213,7 +213,7 @@ def test_a_profiles_device_is_used_as_it_was_calibrated() -> None:
 HOST = RouterHost(decision=WorkCost(micro_batch_s=1e-4, image_s=0.0), returned=WorkCost(micro_batch_s=0.0, image_s=0.0))
 
 
-def test_what_serving_costs_stands_beside_what_was_calibrated() -> None:
+def test_serving_overheads_leave_the_calibrated_curves_unchanged() -> None:
     """The curves stay, so that a check compares like with like; the simulator adds the rest to every pass, and a
     modelled power, which follows from busy time, lasts as long."""
     calibrated = tiny.profile()
@@ -267,8 +267,10 @@ def of_model(profile: Profile, model: Path) -> Profile:
         ({"cores": "4096"}, ["p.yaml: execution.cores", "no core 4096"]),
     ],
 )
-def test_who_may_not_ask(change: dict[str, str], wanted: list[str], model: Path, tmp_path: Path, capsys: Any) -> None:
-    """One line, exit code 2, before any process is started."""
+def test_profile_check_of_wrong_profile_model_or_device_is_refused(
+    change: dict[str, str], wanted: list[str], model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """The error is one line with exit code 2, before any process is started."""
     profile = served_profile(link={"latency_s": 0.0, "bandwidth_bytes_s": 1e9}, base_s=1e-3)
     raw = json.loads(of_model(profile, model).model_dump_json(by_alias=True))
     raw["provenance"] = change.get("provenance", "measured")

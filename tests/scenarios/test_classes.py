@@ -275,7 +275,7 @@ def test_a_rate_is_carried_where_every_class_is_kept_what_it_is_promised() -> No
     assert not RateReading(True, classes=(poor, good)).keeps(slo)
 
 
-def test_who_breaks_a_class_floor_cannot_win() -> None:
+def test_router_below_a_class_floor_misses_its_promise() -> None:
     slo = SloDocument(floor=None, p99_limit_s=None, window_s=10.0, windows=3)
     slo["classes"] = {name: ClassPromise(floor=floor, p99_limit_s=None) for name, floor in (("a", 0.76), ("b", None))}
     promise = Promise.of(slo)
@@ -295,7 +295,7 @@ def test_a_plan_of_arrivals_has_each_ones_class_and_deadline() -> None:
     assert arrived == [RequestArrived(0, 45, 1), RequestArrived(1, None, 0), RequestArrived(2, 49, 1)]
 
 
-def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -> None:
+def test_slo_attainment_with_classes_counts_windows_kept_for_every_class() -> None:
     def judged_of(*kept: int, counts: tuple[int, ...] = (1, 1, 1, 1)) -> tuple[Judged, Judged, None]:
         judged = Judged(np.array(kept, np.bool_), np.array(counts, np.bool_))
         return judged, judged, None
@@ -316,7 +316,7 @@ def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -
         ({"shed": True}, "shed needs a deadline_s"),
     ],
 )
-def test_what_contradicts_itself_is_refused(changes: dict[str, Any], problem: str) -> None:
+def test_scenario_with_contradictory_classes_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         load_scenario(SHIPPED, changes)
 
@@ -341,7 +341,9 @@ def test_a_fixed_rule_names_every_class() -> None:
         FixedRule(tuple=full, tuples={"gold": full})
 
 
-def test_who_knows_no_classes_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_support_for_classes_refuse_a_scenario_with_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(InputError, match="is trained without classes"):
         require_one_class(experiment().scenario)
     with pytest.raises(InputError, match="shows no classes"):

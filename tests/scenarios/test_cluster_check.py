@@ -104,7 +104,7 @@ def test_hosts_that_have_what_they_need_fit(tmp_path: Path) -> None:
         (replace(GOOD, niceness=15), "RAY_worker_niceness=0"),
     ],
 )
-def test_what_does_not_fit_is_told_of_its_host_and_the_others_are_asked(
+def test_cluster_check_with_a_failing_host_names_it_and_checks_the_others(
     answer: HostFacts | Exception, words: str, tmp_path: Path
 ) -> None:
     model = tmp_path / "model.safetensors"
@@ -135,7 +135,7 @@ def test_other_code_of_one_version_is_told() -> None:
         require_same_code("beta", "0.0.0", code_here())
 
 
-def test_who_brings_activations_to_a_host_is_the_slowest_of_those_that_may() -> None:
+def test_link_into_a_host_is_the_slowest_of_its_measured_links() -> None:
     slow, fast = (1e-3, 1e8), (2e-3, 1e10)
     found = ClusterMeasurements((), (HostLink("a", "b", *slow), HostLink("c", "b", *fast), HostLink("b", "a", *fast)))
     assert found.into("b") == Link(latency_s=1e-3, bandwidth_bytes_s=1e8)  # a mebibyte takes 11.5 ms, and 2.1

@@ -25,7 +25,7 @@ TINY = SHIPPED.model_copy(
 RUN = SampledRun(7)
 
 
-def test_what_is_drawn_lies_where_the_file_says() -> None:
+def test_drawn_cluster_is_within_the_ranges_of_its_file() -> None:
     for number in range(3):
         experiment = drawn_experiment(SHIPPED, str(number))
         its = experiment.scenario

@@ -119,8 +119,8 @@ def test_differences_are_between_runs_of_one_seed() -> None:
     assert {measure.name for measure in PAIRED} < set(other["rows"][0])
 
 
-def test_one_seed_decides_nothing() -> None:
-    """Its difference has no interval; and without the baseline there are no differences at all."""
+def test_comparison_of_one_seed_has_no_interval() -> None:
+    """Without the baseline there are no differences at all."""
     paired = compare_results([run("random", 0, 0.7, 2.0), run("jsq", 0, 0.7, 1.0)])["paired"]
     assert paired is not None
     assert paired["rows"][1]["latency_mean_s"] == {
@@ -256,8 +256,8 @@ def test_hypervolume_by_hand_and_by_chance() -> None:
     assert contributions(points, corner) == pytest.approx({"a": 0.1, "b": 0.3, "beaten": 0.0, "c": 0.0})
 
 
-def test_what_covers_nothing() -> None:
-    """One router alone, or all of one accuracy: an area of 0, and no share of it."""
+def test_hypervolume_of_one_router_or_one_accuracy_is_zero() -> None:
+    """Shares of an area of zero are undefined."""
     alone = [ParetoPoint("a", 0.8, 1.0)]
     assert hypervolume(alone, worst_corner(alone)) == 0
     assert share_covered(alone, worst_corner(alone)) is None
@@ -274,8 +274,8 @@ def router(name: str, accuracy: float, slower: float = 1.0) -> RankedRouter:
     return RankedRouter(name, accuracy, max(own.values()), own, {})
 
 
-def test_who_is_as_quick_and_less_accurate_has_lost_where_no_floor_is_asked_for() -> None:
-    """No number of runs would tell; with a floor that both keep, accuracy beyond it decides nothing."""
+def test_ranking_without_floor_drops_an_equally_fast_less_accurate_router() -> None:
+    """With a floor that both routers keep, accuracy above it decides nothing."""
     routers = [router("ladder", 0.7643), router("own", 0.7299, 1.06), router("near", 0.7638, 1.07)]
     free = Ranking.by(Promise(), routers)
     assert free.first == ("ladder", "near")

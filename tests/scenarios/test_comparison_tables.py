@@ -46,8 +46,8 @@ def promised(slo: Slo) -> Result:
         (Slo(), [], ""),
     ],
 )
-def test_what_is_kept_of_a_promise_is_first(slo: Slo, kept: list[str], told: str) -> None:
-    """In a comparison, on its page and in a single run; two parts of two."""
+def test_table_of_a_run_with_slo_shows_attainment_first(slo: Slo, kept: list[str], told: str) -> None:
+    """Attainment comes first both in a comparison and in a single run."""
     found = promised(slo)
     table = comparison_table(compare_results([found]))
     assert table.rows[0][1 : 1 + len(kept)] == kept

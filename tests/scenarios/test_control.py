@@ -51,8 +51,10 @@ def test_servers_and_hosts_are_drained_and_returned(tmp_path: Path, capsys: pyte
         assert drain(tmp_path, ["beta"]) == ["beta"]
 
 
-def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and nothing is left in the folder."""
+def test_steer_that_drains_an_unavailable_server_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 2, and the folder stays empty."""
 
     def require(said: str, name: str = "gpu0") -> None:
         code, out, err = _asked(capsys, "steer", str(tmp_path), "--drain", name)
@@ -105,7 +107,7 @@ def test_goals_and_routers_are_asked_for_in_their_order(
         (("--floor", "0.7"), "this is another command"),
     ],
 )
-def test_what_cant_be_asked_for_is_told_in_a_line(
+def test_steer_with_invalid_flags_is_refused(
     words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with accept_wishes(RunFolder(tmp_path), SERVERS):

@@ -36,8 +36,8 @@ def finished_ns(experiment: Experiment, name: str, limit_ns: int) -> np.ndarray[
     return np.asarray(simulation.columns().requests.finished_ns)
 
 
-def test_what_a_file_holds_is_held(experiment: Experiment, tmp_path: Path) -> None:
-    """Written, read back, and no longer the same run, but where no request may be delayed."""
+def test_batching_delay_in_a_rule_file_is_applied(experiment: Experiment, tmp_path: Path) -> None:
+    """A rule with a delay changes the run, unless no request may be delayed."""
     rule, ladder = tmp_path / "held.rule.yaml", tmp_path / "ladder.rule.yaml"
     write_rule(rule, FixedRule(placement="sticky", batching_delay=EAGER))
     write_rule(ladder, LadderRule(batching_delay=EAGER))

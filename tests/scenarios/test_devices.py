@@ -109,8 +109,8 @@ FIRST = replace(LAST, channels_last=False)
         ({"dtype": "float16"}, [replace(LAST, dtype="float16"), replace(FIRST, dtype="float16")]),
     ],
 )
-def test_what_a_scenario_leaves_open_is_measured(given: dict[str, Any], wanted: list[DeviceSpec]) -> None:
-    """The first is what there would be without; where one way is left there is nothing to race. A CPU has no choice."""
+def test_device_settings_left_open_become_measured_candidates(given: dict[str, Any], wanted: list[DeviceSpec]) -> None:
+    """The first candidate is the default; a single one is not measured. A CPU has no choice."""
     section = DeviceSection(kind="cuda", vram_gb=1, **given)
     spec = replace(device_spec(section), vram_bytes=LAST.vram_bytes)
     assert list(candidates(spec, section)) == wanted

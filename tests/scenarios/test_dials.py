@@ -60,7 +60,7 @@ def test_a_dial_is_set_where_a_rising_curve_has_the_floor(at: float) -> None:
 
 
 @pytest.mark.parametrize("curve", [lambda by: 0.70 - (by - 1.0) ** 2 / 100, lambda by: 0.74 - 0.01 * abs(by)])
-def test_where_no_dial_has_the_floor_the_most_accurate_is_told(curve: Curve) -> None:
+def test_dial_search_that_misses_the_floor_returns_the_most_accurate_dial(curve: Curve) -> None:
     tried: list[float] = []
     found = find_dial(on(curve, tried=tried), FLOOR)
     assert not found.is_kept
@@ -69,7 +69,7 @@ def test_where_no_dial_has_the_floor_the_most_accurate_is_told(curve: Curve) -> 
     assert len(tried) <= TRIES
 
 
-def test_what_is_always_above_the_floor_goes_as_low_as_it_can() -> None:
+def test_dial_search_always_above_the_floor_returns_the_lowest_dial() -> None:
     assert (found := find_dial(on(lambda by: 0.76), FLOOR)).is_kept
     assert found.by == -REACH
 
@@ -109,7 +109,7 @@ def test_above_0_every_kind_is_more_accurate(experiment: Experiment, kind: str) 
     assert [getattr(each, "control", None) for each in dialled] == [None] * 3
 
 
-def test_who_chooses_no_width_by_a_number_has_no_dial(experiment: Experiment) -> None:
+def test_router_without_a_numeric_width_choice_has_no_dial(experiment: Experiment) -> None:
     for spec in (FixedRule(), PaperRandom(), parse_router_name("jsq")):
         assert spec.dialled(1.0, experiment.context) is None
 
@@ -152,7 +152,7 @@ def test_routers_come_to_one_accuracy_on_the_very_runs(experiment: Experiment, r
 
 
 @pytest.mark.parametrize("each_s", [0.0, 3e-4])
-def test_what_is_judged_is_what_is_compared(experiment: Experiment, each_s: float) -> None:
+def test_results_at_the_found_dial_equal_those_of_the_simulation(experiment: Experiment, each_s: float) -> None:
     timed = experiment.with_decision_times({"ladder": each_s})
     found = EqualRuns(timed, (0,)).at_floor("ladder", FLOOR)
     assert found.by is not None

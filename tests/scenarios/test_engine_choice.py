@@ -61,7 +61,7 @@ def of_command(path: Path, command: str, *flags: str) -> tuple[str, dict[str, An
     return found.pop("engine"), {**found, "wall_s": 0}
 
 
-def test_what_the_compiled_engine_cannot_do_simpy_does(
+def test_auto_engine_takes_simpy_when_the_compiled_engine_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_compiled_quicker(monkeypatch)
@@ -195,7 +195,7 @@ def test_kept_code_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (started.asked, said) == ([], [])
 
 
-def test_what_it_compiles_is_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_compilation_compiles_the_engine_at_lowest_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     given, steps = list[int](), list[int]()
     advance = CompiledSimulation.advance
 

@@ -25,7 +25,9 @@ def compare(scenario: Path, *flags: str) -> dict[str, Any]:
     return document
 
 
-def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_file_keeps_versions_of_the_stage_that_made_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scenario = write_scenario(tmp_path)
     before = compare(scenario, "--seed", "0")
     assert before["schema"] == ENVIRONMENT_SCHEMA

@@ -56,7 +56,7 @@ def test_far_is_an_error_of_more_than_half(simulated_s: float, hardware_s: float
     assert bool(far_runs([run(simulated_s, hardware_s)])) is is_far
 
 
-def test_one_run_alone_stops_nothing_and_one_that_is_near_clears_all() -> None:
+def test_validation_is_hopeless_after_two_far_runs_and_no_near_one() -> None:
     far, near = run(1.0, 3.0), run(1.0, 1.1)
     assert not is_hopeless([far])
     assert is_hopeless([far, far])
@@ -65,8 +65,8 @@ def test_one_run_alone_stops_nothing_and_one_that_is_near_clears_all() -> None:
         assert far_runs(runs) == []
 
 
-def test_what_tells_nothing_of_a_profile_is_left_out() -> None:
-    """Few images, saturated runs, runs without a single image, and those in which a server was down."""
+def test_far_runs_exclude_small_saturated_and_faulty_runs() -> None:
+    """Runs with few or no images, saturated ones and those in which a server was down don't count."""
     few = run(1.0, 3.0, MIN_IMAGES - 1)
     saturated, down, twin_down, empty_run = (run(1.0, 3.0) for _ in range(4))
     saturated["kind"] = "saturated"

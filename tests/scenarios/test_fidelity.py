@@ -202,8 +202,8 @@ def test_rankings_are_by_load_and_only_separated_pairs_count() -> None:
     assert (high["tau_separated"], high["met"]) == (-1.0, False)
 
 
-def test_what_both_routers_share_does_not_hide_their_difference() -> None:
-    """One repeat is slow for both: intervals overlap widely, but the differences are all alike."""
+def test_ranking_pairs_repeats_so_that_shared_noise_hides_no_difference() -> None:
+    """One repeat is slow for both routers: intervals overlap widely, but the differences are nearly equal."""
     runs = [*repeats("a", 1.0, [1.0, 2.0, 3.0]), *repeats("b", 1.1, [1.1, 2.12, 3.11])]
     (found,) = validated(*runs)["ranking"]
     assert (found["separated_pairs"], found["tau_separated"]) == (1, 1.0)
@@ -323,11 +323,10 @@ def cell_of(table: Table, head: str) -> str:
         ("ends late", late, [(0.1,)], "10", None),
     ],
 )
-def test_what_is_in_no_simulation_is_told_of_the_run_that_had_most(
+def test_disturbance_column_shows_the_worst_repeat_and_flags_it(
     head: str, make: Callable[..., ValidationRun], shares: list[Any], cell: str, warning: str | None
 ) -> None:
-    """A mean over repeats would hide one that was disturbed; beyond its limit a row is flagged, and a sentence says
-    why."""
+    """A mean over repeats would hide a disturbed one; a row beyond its limit is flagged and explained."""
     found = validated(*(make(*each, repeat=number) for number, each in enumerate(shares)))
     assert cell_of(errors_tables(found)[0], head) == cell
     text = " ".join(format_summary(None, found).split())

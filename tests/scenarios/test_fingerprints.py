@@ -179,7 +179,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
         ("run/ppo.safetensors", {"compare", "validate"}),
     ],
 )  # fmt: skip
-def test_one_bit_of_a_file_makes_anew_what_reads_it(file: str, stages: set[str], folder: Path) -> None:
+def test_fingerprints_change_for_stages_that_read_a_flipped_file(file: str, stages: set[str], folder: Path) -> None:
     scenario = load_scenario(folder / "own.yaml")
     before = fingerprints(scenario, folder)
     assert before.keys() == ALL
@@ -201,7 +201,9 @@ def test_one_bit_of_a_file_makes_anew_what_reads_it(file: str, stages: set[str],
         ("images/test/0/a.png", {"validate"}),
     ],
 )
-def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: Path) -> None:
+def test_fingerprints_change_for_stages_that_read_a_flipped_scenario_input(
+    file: str, stages: set[str], folder: Path
+) -> None:
     (folder / "given-scenario.yaml").write_text(GIVEN)
     scenario = load_scenario(folder / "given-scenario.yaml")
     before = fingerprints(scenario, folder)
@@ -234,7 +236,7 @@ def test_a_key_makes_anew_what_reads_it(old: str, new: str, stages: set[str], fo
     assert changed(before, fingerprints(load_scenario(folder / "own.yaml"), folder)) == stages
 
 
-def test_what_is_charged_for_decisions_makes_simulations_anew(folder: Path) -> None:
+def test_fingerprints_of_simulations_change_with_decision_times(folder: Path) -> None:
     scenario = load_scenario(folder / "own.yaml")
     found = [fingerprints(scenario, folder, ("jsq", each_s)) for each_s in (1e-4, 2e-4)]
     assert changed(*found) == {"compare", "validate"}
@@ -253,7 +255,7 @@ def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.Monkey
     assert changed(before, fingerprints(scenario, folder)) == ALL
 
 
-def test_where_files_lie_and_what_is_remarked_makes_nothing_anew(folder: Path) -> None:
+def test_fingerprints_ignore_file_locations_and_comments(folder: Path) -> None:
     before = fingerprints(load_scenario(folder / "own.yaml"), folder)
     (folder / "curves").rename(folder / "elsewhere")
     (folder / "own.yaml").write_text(OWN.replace("curves/", "elsewhere/"))

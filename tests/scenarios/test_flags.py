@@ -20,7 +20,7 @@ from slimsched import arguments
         (arguments.changes_of, ["a.b=[1, 2]", "c=x"], {"a.b": [1, 2], "c": "x"}),
     ],
 )
-def test_what_is_taken(flag: Callable[[Any], Any], text: Any, value: Any) -> None:
+def test_flag_text_is_parsed_to_its_value(flag: Callable[[Any], Any], text: Any, value: Any) -> None:
     assert flag(text) == value
 
 
@@ -33,7 +33,7 @@ def test_what_is_taken(flag: Callable[[Any], Any], text: Any, value: Any) -> Non
         *((arguments.changes_of, [text]) for text in ("", "a", "=1", "a=[", "x" * 5000)),
     ],
 )
-def test_what_is_refused(flag: Callable[[Any], Any], text: Any) -> None:
+def test_flag_with_invalid_text_is_refused_briefly(flag: Callable[[Any], Any], text: Any) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         flag(text)
     assert len(str(caught.value)) < 250

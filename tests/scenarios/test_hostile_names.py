@@ -173,8 +173,8 @@ def test_a_table_keeps_its_lines() -> None:
     assert "a\\nb\\x1b[2J\\u202e\\x9b" in text
 
 
-def test_nothing_that_is_said_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Results, remarks and errors, also of names that are not text; line breaks of ours stay."""
+def test_terminal_escapes_control_characters_in_results_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """Remarks are escaped, too, and names that aren't text; our line breaks stay."""
     terminal = Terminal(quiet=False, json=None, written=())
     terminal.show(CommandResult({}, "one\ntwo \x1b[2J \udcff"))
     terminal.remark("remark \x1b]0;title\x07")

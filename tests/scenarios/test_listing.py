@@ -47,10 +47,10 @@ def test_each_name_is_one_that_commands_take(
     assert names["runs"] == []
 
 
-def test_what_lies_here_is_listed(
+def test_list_shows_scenarios_rules_profiles_and_runs_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scenarios, rules, profiles and runs by their paths; and nothing that only looks like one."""
+    """Each has its path; other files and empty folders aren't listed."""
     monkeypatch.chdir(tmp_path)
     write_scenario(tmp_path)
     Path("profiles").mkdir()

@@ -128,8 +128,8 @@ def test_no_cell_is_longer_than_can_be_read() -> None:
     assert max(map(len, cells)) <= LONGEST_CELL
 
 
-def test_what_a_measure_is_called_tells_where_it_lies(result: Result) -> None:
-    """Each is found in a result (these need a promise, a table of accuracies, a deadline); a stem has no unit."""
+def test_measure_name_gives_its_place_in_the_result(result: Result) -> None:
+    """Each measure is found in a result, except those that need a promise, an accuracy table or a deadline."""
     lost = [name for name, measure in MEASURES.items() if measure.of(result) is None]
     assert lost == ["slo_attainment", "accuracy_attainment", "p99_attainment", "goodput_img_s", "expected_accuracy"]
     stems = {name: MEASURES[name].stem for name in ("latency_p99_s", "throughput_img_s", "energy_j", "accuracy")}

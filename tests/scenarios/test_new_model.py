@@ -86,7 +86,9 @@ def test_a_wrong_file_is_told(path: Path, serving: ModelFile, experiment: Any) -
     assert "holds numbers that are not finite" in refusal(found, serving, experiment)
 
 
-def test_its_own_accuracies_lie_beside(path: Path, serving: ModelFile, experiment: Any) -> None:
+def test_new_model_with_wrong_or_missing_accuracy_file_is_refused(
+    path: Path, serving: ModelFile, experiment: Any
+) -> None:
     beside, version = path.with_name("accuracy.json"), header(path)["hash"]
     for wrong in (table("0123"), PaperTable(TUPLES, (0.5,) * len(TUPLES), "digits")):
         save_accuracy(beside, wrong)
@@ -97,7 +99,7 @@ def test_its_own_accuracies_lie_beside(path: Path, serving: ModelFile, experimen
     assert "accuracy.json" in refusal(path, serving, experiment)
 
 
-def test_who_has_no_weights_takes_none(path: Path, experiment: Any) -> None:
+def test_new_model_on_emulated_devices_is_refused(path: Path, experiment: Any) -> None:
     assert "emulated devices serve no network" in refusal(path, None, experiment)  # type: ignore[arg-type]
 
 

@@ -70,14 +70,16 @@ def test_a_long_run_refuses_it_as_it_begins(
     assert "own: routers: 'refused_router:Net' is custom code (refused_router.py: Net)" in capsys.readouterr().err
 
 
-def test_what_names_own_code_and_does_not_need_it_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A stranger's scenario can be simulated with a router of ours, and its own classes stay on the disk."""
+def test_no_own_code_flag_allows_a_scenario_that_needs_no_own_code(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scenario with custom classes is simulated with a built-in router, and the classes aren't imported."""
     assert main(["simulate", "router.yaml", "--router", "jsq", "--no-own-code"]) == 0
     assert "own code" not in capsys.readouterr().err
     assert not (folder / "ran").exists()
 
 
-def test_what_is_imported_is_told_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_code_is_announced_before_its_import(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "refused_router.py").write_text("raise SystemExit(0)\n")
     assert main(["simulate", "tiny.yaml", "--router", "refused_router:Net"]) == 2
     told, wrong = capsys.readouterr().err.splitlines()

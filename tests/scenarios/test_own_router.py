@@ -48,7 +48,7 @@ def write(folder: Path, returned: str) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["simpy", "compiled"])
-def test_it_is_found_where_the_user_is_and_decides(
+def test_own_router_is_found_in_the_current_folder_and_decides(
     engine: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(folder, FINE)

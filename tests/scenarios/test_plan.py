@@ -66,7 +66,7 @@ def test_plain_replication_carries_what_capacity_says(made: tuple[Path, Plan]) -
             assert chosen.sustained.high_img_s > each.sustained.low_img_s
 
 
-def test_its_p99_is_a_range_over_new_seeds(made: tuple[Path, Plan]) -> None:
+def test_plan_p99_is_a_range_over_new_seeds(made: tuple[Path, Plan]) -> None:
     path, plan = made
     assert plan.choice is not None
     runs = slimsched.compare(path, [plan.choice], range(2, 2 + NEW_RUNS), out=path.parent / "new").results
@@ -102,7 +102,7 @@ def test_a_floor_that_nobody_named_is_said_to_be_the_ladders(made: tuple[Path, P
     assert ["(the untuned ladder's, for no `slo.floor` is named)" in text for text in texts] == [True, False]
 
 
-def test_what_nothing_keeps_is_told_with_what_comes_nearest(
+def test_plan_without_feasible_choice_reports_the_nearest_outcome(
     made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["plan", str(made[0]), "--router", "fixed:0.5,0.5@sticky", "--quiet", "--out", str(tmp_path / "run")]
@@ -116,8 +116,8 @@ def test_what_nothing_keeps_is_told_with_what_comes_nearest(
     assert "lower the rate" not in text
 
 
-def test_what_the_run_knew_is_told(tmp_path: Path) -> None:
-    """Whose calibration was disturbed, and what real runs said of the simulation; assumed is only what is."""
+def test_plan_states_findings_of_earlier_runs_in_the_folder(tmp_path: Path) -> None:
+    """The plan reports disturbed calibrations and the validation, and lists as assumed only what wasn't measured."""
     path, run = write_scenario(tmp_path, "duration_s: 1", ASKED), tmp_path / "run"
     profile, why = tmp_path / "fast.yaml", "8 stayed disturbed: 6 by other programs, 2 below full speed"
     disturbed = f"disturbed: 'of 20 points and sets, {why}'"
@@ -153,7 +153,7 @@ def test_a_familys_members_stand_in_the_headline(made: tuple[Path, Plan]) -> Non
     assert ": resnet18 int8 for 60 % of the passes, resnet18 for 40 % of the passes" in words_of(told)
 
 
-def test_all_work_is_on_the_servers(made: tuple[Path, Plan]) -> None:
+def test_plan_shares_of_servers_and_widths_sum_to_one(made: tuple[Path, Plan]) -> None:
     _, plan = made
     assert sum(server.share for server in plan.servers) == pytest.approx(1.0)
     assert [server.server for server in plan.servers] == ["fast", "slow"]
@@ -179,7 +179,7 @@ def test_the_command_finds_the_same(
 
 
 @pytest.mark.parametrize(("floor", "keeps"), [("0.85", True), ("0.7", False)])
-def test_what_it_says_to_type_works(
+def test_plan_prints_a_command_that_runs_with_its_floor(
     floor: str, keeps: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, run = write_scenario(tmp_path, "duration_s: 1", ASKED), tmp_path / "run"
@@ -232,7 +232,7 @@ def test_a_lost_device_carries_nothing(made: tuple[Path, Plan]) -> None:
     assert slow > both_s
 
 
-def test_one_server_has_nothing_to_lose(tmp_path: Path) -> None:
+def test_plan_with_one_server_has_no_variant_without_a_device(tmp_path: Path) -> None:
     path = write_scenario(
         tmp_path, "  - {name: slow, profile: slow.yaml, link: {latency_s: 0.1ms, bandwidth_bytes_s: 1e9}}\n"
     )
@@ -266,7 +266,7 @@ def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:
 
 
 @pytest.mark.parametrize("saves_energy", [False, True])
-def test_who_can_not_be_told_from_the_best_ties_with_it(saves_energy: bool) -> None:
+def test_plan_choice_ties_with_routers_that_are_not_significantly_different(saves_energy: bool) -> None:
     energies = {"a": (2.0, 0.3), "b": (2.4, 0.2), "c": (3.0, 0.1)}
     rows = [row("a", True, 100, 0.02), row("b", True, 105, 0.03), row("c", True, 50, 0.01)]
     rows = [

@@ -140,7 +140,7 @@ def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
         preflight.require_devices(load_scenario(tmp_path / "ready.yaml"))
 
 
-def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
+def test_preflight_that_passes_starts_the_validation(tmp_path: Path, begun: list[str]) -> None:
     assert (validate(tmp_path), begun) == (130, ["validate"])
 
 
@@ -160,10 +160,10 @@ def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
         (f", device: {{vram_gb: 6, cores: [{usable_cores()[0]}]}}", "", ["validate", "a device for each server"]),
     ],
 )
-def test_what_does_not_fit(
+def test_preflight_that_fails_is_one_line_and_starts_no_work(
     old: str, new: str, wanted: list[str], tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No such device, too little memory, a window of nothing, no device at all, another cluster's router."""
+    """Causes are an absent device, too little memory, no device at all, and a router of another cluster."""
     router_file(tmp_path / "segments.safetensors", segments=2)
     router_file(tmp_path / "widths.safetensors", widths=(0.5, 1.0))
     assert validate(tmp_path, old, new) == 2

@@ -40,8 +40,8 @@ def test_a_plain_line_every_few_seconds(clock: list[float]) -> None:
     ]
 
 
-def test_what_is_left_does_not_jump_while_a_step_takes_its_time(clock: list[float]) -> None:
-    """Of runs that take 10 s each, told of every 5 s: it falls with the clock, and never rises."""
+def test_remaining_time_falls_steadily_while_a_step_runs(clock: list[float]) -> None:
+    """With runs of 10 s and updates every 5 s the remaining time falls with the clock and never rises."""
     stream = io.StringIO()
     with Progress("executors", 4, unit="run", stream=stream) as bar:
         bar.set(0)

@@ -50,7 +50,7 @@ def write(folder: Path, nodes: RayNodes, host: str = "gamma") -> Path:
 
 
 @pytest.mark.release
-def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_command_does_the_main_job_on_all_ray_hosts(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Links are measured and simulated, servers serve on their hosts, and the tables tell of their clocks."""
     assert main(["run", str(scenario), "--quiet"]) == 0
     folder = scenario.parent / "runs" / "three"
@@ -72,10 +72,10 @@ def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pyte
     assert "validate: skipped, done before" in capsys.readouterr().err
 
 
-def test_what_is_wrong_with_a_host_is_one_line(
+def test_run_with_an_unknown_host_is_refused_before_any_measurement(
     scenario: Path, ray_hosts: RayNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is measured; `cluster check` says the same."""
+    """`cluster check` reports the same."""
     write(scenario.parent, ray_hosts, host="delta")
     for command in ("run", "cluster check"):
         assert main([*command.split(), "three.yaml", "--quiet"]) == 2

@@ -94,7 +94,7 @@ def test_a_page_holds_no_more_timelines_than_it_has_room_for(
     assert "Figure 3" not in text
 
 
-def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str, tmp_path: Path) -> None:
+def test_report_without_executor_runs_has_no_executor_charts(folder: RunFolder, page: str, tmp_path: Path) -> None:
     assert ">on executors</text>" in page
     assert "Latency distributions: simulated (solid) and on executors (dashed)" in page
     other = flagged(tmp_path)
@@ -107,7 +107,9 @@ def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str
     assert "on executors (dashed)" not in text
 
 
-def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_badge_of_profile_with_datasheet_power_is_not_measured(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave_undrawn(monkeypatch)
     measured = (folder / "profiles" / "a.yaml").read_text(encoding="utf-8")
     profile = Profile.from_yaml(measured, "a")
@@ -165,8 +167,10 @@ def test_every_axis_names_its_unit(page: str) -> None:
     assert [label for label in labels - counts if not re.search(r", (ms|s|%|W|J/image)( \(|$)", label)] == []
 
 
-def test_what_is_missing_unmeasured_or_disturbed_is_said(folder: RunFolder, page: str, tmp_path: Path) -> None:
-    """A folder with profiles alone; labels that were drawn from the paper's table; a host that others kept busy."""
+def test_report_states_missing_parts_paper_accuracies_and_busy_hosts(
+    folder: RunFolder, page: str, tmp_path: Path
+) -> None:
+    """The folder has profiles alone; then accuracies of the paper's table, and a host kept busy by other programs."""
     assert "accuracy: paper" not in page
     assert "busy" not in page
     other = flagged(tmp_path)

@@ -78,7 +78,7 @@ def test_requests_outside_the_window_do_not_count() -> None:
     assert (found["latency_s"]["mean"], found["accuracy"], found["images"]["completed"]) == (2.0, 1.0, 3)
 
 
-def test_what_is_cut_off_is_counted_as_censored() -> None:
+def test_request_in_flight_at_the_end_is_counted_as_censored() -> None:
     """A request in flight at the end is in no latency, but counted; one of the warm-up is not."""
     found = summary(record(request(0, 1, 9, "in_flight"), request(1, 3, 7, "in_flight"), request(2, 4, 1)), **WINDOW)
     assert (found["censored"], found["latency_s"]["max"]) == (1, 1.0)
@@ -116,8 +116,8 @@ def test_servers_metrics() -> None:
     assert (server["utilization"], server["mean_power_w"], server["mean_batch"]) == (0.4, 100.0, 3.0)
 
 
-def test_nothing_completed_is_null() -> None:
-    """Where nothing was completed there is no mean, and the document is still plain JSON."""
+def test_result_without_completed_requests_has_null_metrics() -> None:
+    """The document is still plain JSON."""
     found = summary(record(request(0, 3, 7, "in_flight")), **WINDOW)
     assert found["latency_s"]["p99"] is None
     assert found["energy_per_image_j"]["total"] is None
@@ -183,8 +183,8 @@ def test_time_without_a_reading_is_flagged_where_it_matters() -> None:
         assert ("for 25.00 % of the time a device's sensor reported nothing" in format_result(found)) == is_told
 
 
-def test_what_was_extrapolated_is_flagged() -> None:
-    """The device's share of the time with more batches at once than its profile knows; silence where there is none."""
+def test_result_with_extrapolated_batches_is_flagged() -> None:
+    """The share is of the time with more concurrent batches than the profile has; without any there is no note."""
     devices = (DeviceTotals("d", 1000.0, 10.0, 30.0, extrapolated_s=2.5), DeviceTotals("e", 1000.0, 10.0, 30.0))
     found = summary(record(request(0, 3.0, 1.0), devices=devices))
     assert found["extrapolated_share"] == 0.25

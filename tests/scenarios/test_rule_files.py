@@ -69,8 +69,8 @@ def test_a_file_has_the_name_in_tables_that_it_is_given(tmp_path: Path, capsys: 
     assert f"{tmp_path / 'none.rule.yaml'}: no such file" in capsys.readouterr().err
 
 
-def test_who_has_learned_says_its_file_and_not_its_name(tmp_path: Path) -> None:
-    """What gradients or a search left in it: of any name, and of the names that a run gives its own."""
+def test_learned_routers_are_recognized_by_file_content_not_by_name(tmp_path: Path) -> None:
+    """Names such as `tuned:ladder` are resolved to files of the run folder."""
     experiment = experiment_of(tmp_path)
     save_router(experiment, tmp_path / "jsq.safetensors", deterministic=True)
     save_router(experiment, tmp_path / "router.safetensors", deterministic=True)
@@ -113,7 +113,9 @@ def test_a_router_that_was_tuned_for_another_way_of_deciding_is_told(
         assert ("another way of deciding" in capsys.readouterr().err) == told
 
 
-def test_who_cant_follow_what_is_asked_for_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_router_that_cannot_follow_slo_changes_is_warned_about_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = with_rule(tmp_path)
     rule = tmp_path / "rules" / "mine.rule.yaml"
     text = path.read_text()

@@ -101,7 +101,7 @@ def _edit_unseen(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_has_changed_runs_again_and_nothing_else(
+def test_run_after_a_change_repeats_only_stages_that_read_it(
     change: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, stages = CHANGES[change]

@@ -389,7 +389,7 @@ def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interr
     assert all(datetime.fromisoformat(each["time"]).tzinfo == UTC for each in told)
 
 
-def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: None) -> None:
+def test_server_with_certificate_serves_only_clients_that_trust_it(tmp_path: Path, usual_interrupts: None) -> None:
     certificate = tmp_path / "served.pem"
     certificate.touch(0o600)
     certificate.write_text("hello")
@@ -566,8 +566,8 @@ class _Stalling(threading.Thread):
             client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
 
-def test_who_is_due_while_a_server_stands_still_has_waited() -> None:
-    """All are sent, though none is answered before the last has come; each wait counts from when it was due."""
+def test_load_latency_counts_from_the_due_time_while_the_server_stalls() -> None:
+    """All requests are sent although none is answered before the last arrives."""
     rate, duration_s = 200.0, 0.5
     due_s = stream(3, "load:arrivals").exponential(1 / rate, 1 + int(rate * duration_s * 2)).cumsum()
     due_s = due_s[due_s <= duration_s]

@@ -58,7 +58,7 @@ def rows_of(found: ComparisonDocument) -> dict[str, Any]:
     return {row["router"]: row for row in found["rows"]}
 
 
-def test_what_is_left_after_the_drain_is_unserved_and_what_was_cut_off_is_not() -> None:
+def test_requests_left_after_the_drain_are_unserved_and_those_cut_off_are_not() -> None:
     drained = result("a", failed=20, left=30)
     assert drained["end"] == "drain"
     assert drained["shares"] == {"completed": 0.95, "unfinished": 0.03, "failed": 0.02, "unserved": 0.05}
@@ -67,8 +67,8 @@ def test_what_is_left_after_the_drain_is_unserved_and_what_was_cut_off_is_not() 
     assert summary(record(), **WINDOW)["shares"] == dict.fromkeys(drained["shares"])
 
 
-def test_who_leaves_more_than_one_percent_is_marked_and_beats_nobody() -> None:
-    """It is the fastest and the most accurate, and on no front; exactly 1 % is not more."""
+def test_router_above_one_percent_unserved_is_flagged_and_on_no_front() -> None:
+    """The shedder is fastest and most accurate, but on no Pareto front; exactly 1 % is allowed."""
     runs = [result("random", latency_s=2.0), result("shedder", failed=11, latency_s=0.1, accuracy=0.9)]
     found = compare_results([*runs, result("jsq", failed=10, accuracy=0.6)])
     rows = rows_of(found)
@@ -115,7 +115,7 @@ def test_a_comparison_has_the_mark() -> None:
     }  # fmt: skip
 
 
-def test_where_everybody_is_marked_nobody_wins() -> None:
+def test_comparison_with_all_routers_flagged_has_no_winner() -> None:
     found = compare_results([result("random", left=20), result("jsq", failed=20)])
     assert found["hypervolume"] == {}
     assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: no router wins."
@@ -158,7 +158,7 @@ def test_a_experiment_that_leaves_images_is_marked_and_its_row_is_not_judged() -
     assert any("(without b: too much unserved)" in note for note in validation_notes(found))
 
 
-def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
+def test_requests_cut_off_by_a_saturated_run_flag_no_router() -> None:
     growth = {"simulated": 0.2, "executors": 0.2}
     cut = {"end": "cut"}
     runs = [

@@ -60,7 +60,7 @@ def measure(host: Host, monkeypatch: pytest.MonkeyPatch, **options: Any) -> serv
 
 
 @pytest.mark.parametrize("slower", [1.0, 4.0, 25.0])
-def test_it_finds_a_light_load_and_a_busy_one_however_slow_the_host_is(
+def test_load_search_finds_light_and_busy_loads_at_any_host_speed(
     experiment: Experiment, slower: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = Host(experiment, slower)
@@ -70,10 +70,10 @@ def test_it_finds_a_light_load_and_a_busy_one_however_slow_the_host_is(
     assert 0.3 < busy < FULL
 
 
-def test_what_it_cannot_explain_is_measured_again_and_refused_in_words(
+def test_serving_costs_left_unexplained_are_measured_again_then_refused(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that took ten times as long as all that was seen of them: waiting is booked as no cost."""
+    """Requests take ten times as long as their recorded stages; waiting doesn't count as a cost."""
 
     def late(ran: Ran) -> Ran:
         result, record = ran
@@ -123,14 +123,14 @@ def replace_end(request: Any, finished_ns: int) -> Any:
         (None, False, "other programs use an unknown share of the device"),
     ],
 )
-def test_what_serving_costs_is_not_measured_beside_others(
+def test_serving_costs_under_high_background_load_are_refused(
     load: BackgroundLoad | None,
     allowed: bool,
     words: str | None,
     experiment: Experiment,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More than 30 % of a device is refused, as at a calibration; where it is allowed the profile records it."""
+    """The limit is 30 % of a device, as in a calibration; the profile records a load that was allowed."""
     host = Host(experiment, changed=lambda ran: (ran[0], replace(ran[1], background_load=load)))
     if words is None:
         with pytest.raises(InputError, match=r"what serving costs: .* more than 30 %.*calibration\.allow_busy"):

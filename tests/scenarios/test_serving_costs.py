@@ -83,8 +83,8 @@ def test_a_pass_takes_more_the_longer_the_pause_before_it() -> None:
     assert costs.extra.after_pause_s == pytest.approx((30e-6, 50e-6, 120e-6), rel=0.03)  # nothing ran before the first
 
 
-def test_what_a_pass_takes_more_depends_on_its_length_and_on_its_weights() -> None:
-    """A fifth of what was calibrated, 10 us, and 5 us for each of its instance's units of weights."""
+def test_extra_pass_time_is_fitted_from_pass_length_and_weights() -> None:
+    """Each pass takes a fifth more than calibrated, plus 10 us, plus 5 us per unit of its instance's weights."""
     tables, rng, unit_bytes = device(), np.random.default_rng(0), 1_000_000
     memory = tables.profile.memory
     costs = [cost.model_copy(update={"vram_bytes": unit_bytes * (1 + i)}) for i, cost in enumerate(memory.instances)]
@@ -108,7 +108,7 @@ def test_what_a_pass_takes_more_depends_on_its_length_and_on_its_weights() -> No
     assert served.keys[key].latency_ns[last.size] == pytest.approx(last.ended_ns - last.started_ns, rel=0.005)
 
 
-def test_what_else_a_process_does_on_a_cpu_is_told_by_kind_and_pause() -> None:
+def test_cpu_work_is_fitted_by_kind_and_pause() -> None:
     cpu_work = found(served(device()), device()).cpu_work
     assert cpu_work is not None
 
@@ -172,8 +172,8 @@ def test_a_dispatch_counts_where_no_pass_ran() -> None:
     assert costs.dispatch_s == pytest.approx(50e-6, rel=1e-3)
 
 
-def test_all_is_brought_to_full_speed() -> None:
-    """A run on a device that was 1.44 times slower tells the same."""
+def test_serving_costs_of_a_slowed_device_are_scaled_to_full_speed() -> None:
+    """A run on a device that is 1.44 times slower yields the same costs."""
     slowdown = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "reference_s": REFERENCE_S,
                 "reference_exponent": 2.0, "provenance": "measured"}  # fmt: skip
     tables = device(slowdown=slowdown)
@@ -199,8 +199,8 @@ def replace_times(batch: BatchRecord, started_ns: int) -> BatchRecord:
     return BatchRecord(0, batch.batch, 0, 1, 1.0, 0.0, 2, started_ns - 30, started_ns, 10**10, 10**10 + 20)
 
 
-def test_what_waits_on_a_busy_gpu_is_told_by_itself() -> None:
-    """Ways and dispatches while some pass ran, from the busier run; the light one tells the idle device's."""
+def test_handover_costs_of_a_busy_gpu_are_fitted_separately() -> None:
+    """Handovers during a pass come from the busier run, those of an idle device from the light one."""
     tables = device("cuda")
     light, busy = served(tables), served(tables)
     long = [BatchRecord(0, 10_000, 1, 1, 1.0, 0.0, 2, 0, 0, 10**11, 10**11)]
@@ -252,8 +252,8 @@ def test_a_links_latency_is_what_a_way_takes_beyond_its_bytes_and_the_handover()
     assert (profile.link.latency_s, profile.link.bandwidth_bytes_s) == pytest.approx((90e-6, 1e6))
 
 
-def test_what_another_server_has_is_there_when_it_was_asked_and_has_answered() -> None:
-    """Sent to arrived, bytes and all, less the handover that comes after; simulated transfers take that at least."""
+def test_fetch_cost_from_another_server_excludes_the_handover() -> None:
+    """The cost is the mean time from sent to arrived less the handover that follows; the simulator uses it, too."""
     tables, terms = device("cuda"), RewardTerms(0.0, 0.0, 0.0, 0.0, 0.0)
     micro_batches = [
         MicroBatchRecord(n, HeadKey(2, 1.0, 1), 0, 1.0, 2, BEGIN_NS, BEGIN_NS, BEGIN_NS + took_ns, 0, 0.0, terms)
@@ -302,8 +302,8 @@ def test_the_profile_keeps_what_was_calibrated_and_can_be_read_again() -> None:
     assert Profile.from_yaml(profile.to_yaml(), "served.yaml") == profile
 
 
-def test_what_was_measured_here_no_longer_names_another_host() -> None:
-    """An emulated device plays a datasheet, which names the host of its costs; they are this one's now."""
+def test_profile_with_costs_measured_here_drops_the_stamp_of_another_host() -> None:
+    """The datasheet of an emulated device names the host of its costs, which a measurement here replaces."""
     tables = device()
     of_another = {"stamps": {"source": "datasheet", STAMP: "measured elsewhere"}}
     given = tables.profile.model_copy(update={"device": tables.profile.device.model_copy(update=of_another)})

@@ -162,7 +162,7 @@ def test_always_the_narrowest_widths() -> None:
     assert names(edited(moderate(narrow), expected_accuracy=None)) == []
 
 
-def test_everything_on_one_server() -> None:
+def test_router_using_one_slow_server_shows_one_server_collapse() -> None:
     result = run(slowest, 1000)
     found = signatures(result, context(cluster()))
     assert [each["name"] for each in found] == ["one-server collapse"]
@@ -170,8 +170,8 @@ def test_everything_on_one_server() -> None:
     assert "waiting" in found[0]["reason"]
 
 
-def test_one_server_is_enough_where_nobody_waits() -> None:
-    """At a light load the fastest server alone is a good choice; it is not where another router is twice as fast."""
+def test_router_using_one_fast_server_at_light_load_shows_no_collapse() -> None:
+    """The collapse is shown if another router is at least twice as fast."""
     light = run(fastest, 200)
     assert max(server["images"] for server in light["servers"]) > 0.9 * sum(s["images"] for s in light["servers"])
     assert names(light) == []
@@ -203,8 +203,8 @@ def test_a_comparison_holds_runs_against_the_sticky_one() -> None:
     assert against_reference([unseen, as_fast], spec)[0]["signatures"] is None
 
 
-def test_what_tables_say() -> None:
-    """A run's in full; a comparison's as how many of a router's runs; silence where there is none."""
+def test_tables_list_failure_signatures_of_each_router() -> None:
+    """A run lists each signature in full, a comparison the number of runs with it; without any there is no note."""
     found = list(signatures(moderate(narrow), context(cluster())))
     result, calm = edited(moderate(narrow), signatures=found), edited(moderate(sticky), signatures=[])
     told = " ".join(format_result(result).split())

@@ -23,7 +23,7 @@ def server(name: str, **device: Any) -> ServerSection:
     return ServerSection(name=name, device=DeviceSection(**device))
 
 
-def test_what_is_below_its_default_is_told() -> None:
+def test_settings_below_their_defaults_are_listed_as_cut_for_time() -> None:
     assert cuts_text(scenario()) == ""
     cut = scenario("tuning: {decisions: 2000000, matching_runs: 5}\ncalibration: {budget: 30s}\n")
     told = "cut for time, of the defaults: calibration.budget 30 of 300, tuning.decisions 2,000,000 of 40,000,000"
@@ -51,8 +51,8 @@ def test_devices_are_named_with_what_makes_them_unequal(monkeypatch: pytest.Monk
     ("load", "words"),
     [(0.3, "routers will hardly differ"), (0.5, "a router must choose"), (1.2, "not even the narrowest")],
 )
-def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, load: float, words: str) -> None:
-    """Of bursts: they must be too much for full width and not for the narrowest, or the run shows little."""
+def test_pressure_text_compares_the_load_with_the_capacity_of_widths(tmp_path: Path, load: float, words: str) -> None:
+    """Bursts must exceed the capacity at full width but not at the narrowest, or the run shows little."""
     bursts = f"{{kind: mmpp, load: {load}, burst_factor: 2.5, burst_share: 0.2}}"
     experiment = load_experiment(write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", bursts))
     narrow_img_s = estimated_capacity_img_s(experiment.cluster, experiment.costs, 0)

@@ -93,7 +93,7 @@ def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:
     assert kept(*many, slo=Slo(floor=0.1), prior=equal)["floor"] == 1.0  # ten times 0.1 is less than 1
 
 
-def test_who_was_refused_was_promised_nothing() -> None:
+def test_refused_request_does_not_count_against_the_slo() -> None:
     done, refused = request(0, 0.5, 0.1), replace(request(1, 0.6, 0.0, "failed"), reason=REFUSED)
     assert kept(done, refused, slo=LIMIT)["p99_limit"] == 1.0
     assert kept(done, replace(refused, reason="deadline"), slo=LIMIT)["p99_limit"] == 0.0
@@ -110,15 +110,15 @@ def quick(count: int, at_s: float = 0.5) -> list[RequestRecord]:
     return [request(1000 + round(at_s * 1e4) + number, at_s, 0.05) for number in range(count)]
 
 
-def test_who_fails_is_over_the_limit() -> None:
-    """One of a hundred may, one of 99 not."""
+def test_failed_request_counts_as_over_the_limit() -> None:
+    """One failure in a hundred requests is allowed, one in 99 is not."""
     failed = request(0, 0.5, 0.05, "failed")
     assert kept(failed, *quick(99), slo=LIMIT)["p99_limit"] == 1.0
     assert kept(failed, *quick(98), slo=LIMIT)["p99_limit"] == 0.0
 
 
-def test_who_is_still_in_flight_beyond_the_limit_is_over_it_at_the_end_of_every_window() -> None:
-    """Whether it is completed later or never; who came less than the limit ago is not yet over it."""
+def test_request_in_flight_beyond_the_limit_is_over_it_in_every_window() -> None:
+    """A request that completes later or never counts; one that arrived less than the limit ago doesn't count yet."""
     stuck, all_through = request(0, 0.5, 9.5, "in_flight"), [*quick(98), *quick(98, 1.5), *quick(98, 2.5)]
     assert kept(stuck, *all_through, slo=LIMIT)["p99_limit"] == 0.0
     assert kept(stuck, *all_through, *quick(1, 2.6), slo=LIMIT)["p99_limit"] == 1 / 3
@@ -132,8 +132,8 @@ def test_who_is_still_in_flight_beyond_the_limit_is_over_it_at_the_end_of_every_
     assert kept(on_the_dot, *quick(10), *quick(10, 1.5), *quick(10, 2.5), slo=LIMIT)["p99_limit"] == 1 / 3
 
 
-def test_nobody_completed_is_not_kept_where_anybody_was_there() -> None:
-    """Where nobody was there at all nothing was to be kept: such windows do not count."""
+def test_window_with_requests_but_no_completions_is_not_kept() -> None:
+    """Windows without any request don't count."""
     both = Slo(FLOOR.floor, LIMIT.p99_limit_s)
     assert kept(request(0, 0.5, 2.0), slo=both) == {"both": 0.0, "floor": 1 / 3, "p99_limit": 0.0}
     assert kept(request(0, 0.5, 0.1, "failed"), *quick(1, 1.5), slo=both)["both"] == 0.5
@@ -143,7 +143,7 @@ def test_nobody_completed_is_not_kept_where_anybody_was_there() -> None:
     assert kept(*quick(1, 4.0), slo=both)["both"] is None
 
 
-def test_both_are_kept_in_the_windows_that_keep_both() -> None:
+def test_slo_attainment_of_both_parts_counts_windows_that_keep_both() -> None:
     found = [request(0, 0.5, 0.2), narrow(1, 1.5, 0.05), request(2, 2.5, 0.05)]
     both = Slo(FLOOR.floor, LIMIT.p99_limit_s)
     assert kept(*found, slo=both) == {"both": 1 / 3, "floor": 2 / 3, "p99_limit": 2 / 3}
@@ -207,7 +207,7 @@ MIXED = """slo:
   - {at_s: 0.6, floor: 0, p99_limit_s: 10ms}"""
 
 
-def test_what_a_change_does_not_name_stays_as_it_was(tmp_path: Path) -> None:
+def test_slo_schedule_leaves_goals_that_a_change_omits_unchanged(tmp_path: Path) -> None:
     path = with_service(tmp_path, MIXED)
     run = load_experiment(path).run_spec(0)
     assert run.goals == (
@@ -247,7 +247,7 @@ def test_a_limit_that_changes_is_asked_of_images_as_they_end() -> None:
     assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), slo=lifted)["p99_limit"] == 2 / 3
 
 
-def test_both_are_kept_where_all_that_is_asked_then_is() -> None:
+def test_slo_attainment_counts_only_the_goals_in_force_in_each_window() -> None:
     slo = Slo(0.75, 0.0, ((1.0, 0.75, 0.1), (2.0, 0.0, 0.0)))
     late = [request(0, 0.3, 0.2), request(1, 1.3, 0.2), request(2, 2.3, 0.2)]
     assert kept(*late, slo=slo) == {"both": 1 / 2, "floor": 1.0, "p99_limit": 0.0}

@@ -42,7 +42,7 @@ def test_readings_become_changes_of_their_device() -> None:
     assert mean_slowdown(found[0], 10**9) == pytest.approx((0.45 + 0.55 * 1.44), rel=0.02)
 
 
-def test_one_long_reading_is_an_interrupt() -> None:
+def test_slowdown_ignores_a_single_long_reading_as_an_interrupt() -> None:
     for readings, factor in (([9.0 if at == 5 else 1.0 for at in range(10)], 1.0), ([9.0] * 10, 5.0)):
         record_of_one = record(*((0, at * 10**8, REFERENCE_S * times) for at, times in enumerate(readings)))
         (changes,) = observed_slowdowns(record_of_one, [tables(slowdown=SLOWDOWN)], [0]).values()

@@ -190,7 +190,7 @@ def test_unchanged_every_command_answers(
     assert "scenario" not in inspect.signature(slimsched.replay).parameters
 
 
-def test_what_a_scenario_brings_must_not_contradict_it(
+def test_scenario_with_a_profile_of_changed_network_code_is_refused(
     finished: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     as_made(finished, monkeypatch)

@@ -21,7 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_what_it_writes_by_default_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_without_flags_writes_a_scenario_whose_commands_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--duration", "500ms"]) == 0
     assert capsys.readouterr().out == "scenario: scenario.yaml\nnext: slimsched compare scenario.yaml\n"
     text = Path("scenario.yaml").read_text()

@@ -61,8 +61,8 @@ def test_the_table_says_why_one_is_not_compared() -> None:
     assert "50.00 % unserved" in to_text([suite_table(replace(SCORE, entrants=("milp",), cases=(ONE,)), "milp")], 200)
 
 
-def test_what_ships_is_a_suite() -> None:
-    """Its scenarios are there, each with a floor; no seed is one that tuning or training uses."""
+def test_bundled_suite_scenarios_have_floors_and_separate_seeds() -> None:
+    """Every scenario exists; no seed is used for tuning or training."""
     given = read_suite()
     assert len(case_names(given)) == len(given.scenarios) + len(given.drawn)
     for name in given.scenarios:

@@ -154,8 +154,10 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
     assert told[2] < told[-1]
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is trained, with a remedy; nothing is left behind that looks like a router."""
+def test_train_beyond_the_limits_of_the_compiled_engine_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error comes with a remedy before any training, and no router file is left."""
     path = write(tmp_path, TOO_LONG)
     assert train(path, "--quiet") == 2
     problem = "routers are trained on the compiled engine, which can't do runs longer than"

@@ -121,8 +121,8 @@ def test_classes_of_requests_keep_their_floors_each(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", ["ladder", "compass", "fixed"])
-def test_what_is_expected_is_about_what_is_spent(experiment: Experiment, kind: str) -> None:
-    """In all within a factor of two, each part within one of three; what is told on the way ends with what is spent."""
+def test_tuning_spends_decisions_within_a_factor_of_two_of_those_expected(experiment: Experiment, kind: str) -> None:
+    """Each part is within a factor of three; the reported progress ends with the decisions spent."""
     params, told = replace(PARAMS, floor=0.75, searches=2, decisions=100_000), list[Decisions]()
     found = tune_experiment(experiment, kind, params, on_progress=told.append)
     assert (told[-1], [each.in_all for each in told]) == (found.spent, sorted(each.in_all for each in told))
@@ -224,8 +224,8 @@ def scored(mean_s: float, failed: int = 0, unfinished: int = 0) -> RunScore:
     return RunScore(1000, unfinished + failed, mean_s, 0.0, mean_s, 3 * mean_s, 0.75, 0.0, 9, failed)
 
 
-def test_who_leaves_images_unserved_is_behind_all_who_do_not() -> None:
-    """However quick it is with the others; among such, who leaves fewer goes first. What was cut off does not count."""
+def test_tuning_cost_of_unserved_images_exceeds_any_latency_cost() -> None:
+    """Among routers with unserved images the one with fewer comes first; images cut off at the end don't count."""
     costs = [latency_cost([scored(*each)] * 2, PARAMS) for each in
              ((0.1,), (0.1, 10), (0.1, 0, 500), (100.0,), (1e-5, 11), (1e-5, 400))]  # fmt: skip
     assert costs[0] == costs[1] == costs[2]
@@ -371,12 +371,12 @@ def test_finds_the_minimum_of_a_slanted_bowl() -> None:
     assert search.mean == pytest.approx(goal, abs=0.1)
 
 
-def test_what_has_no_spread_stays() -> None:
+def test_search_leaves_a_parameter_without_spread_unchanged() -> None:
     search = searched(np.array([1.0, 0.0]), lambda x: float((x[0] - 1) ** 2 + (x[1] - 1) ** 2))
     assert (search.best[1], search.best[0]) == (0.0, pytest.approx(1.0, abs=0.05))
 
 
-def test_those_given_up_are_not_followed() -> None:
+def test_search_ignores_candidates_of_infinite_or_nan_cost() -> None:
     search = searched(np.ones(1), lambda x: np.inf if x[0] > 0 else float("nan") if x[0] < -2 else (x[0] + 1) ** 2)
     assert search.best[0] == pytest.approx(-1.0, abs=0.05)
 
@@ -402,6 +402,6 @@ def test_the_multiplier_settles_where_the_floor_is_kept() -> None:
     assert price.value == 0.0, "far above the floor it costs nothing"
 
 
-def test_it_has_settled_once_it_looks_no_further_than_a_seventh() -> None:
+def test_search_is_settled_once_its_spread_is_below_a_seventh() -> None:
     assert not searched(np.ones(3), lambda x: float(x @ x), generations=2).settled
     assert searched(np.array([1.0, 0.0]), lambda x: float(x @ x)).settled

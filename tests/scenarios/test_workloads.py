@@ -204,7 +204,7 @@ def test_a_date_is_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.Monke
     assert second - first == 6 * 3600
 
 
-def test_what_is_compressed_is_told(tmp_path: Path) -> None:
+def test_compressed_trace_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"time_s\n1\n"))
     with pytest.raises(InputError, match="it is compressed: gunzip it first"):
         read_trace(tmp_path / "x.csv.gz", "time_s")

@@ -108,7 +108,7 @@ def _add(*words: str) -> int:
 
 
 @pytest.mark.usefixtures("measured")
-def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
+def test_model_add_writes_a_family_its_accuracy_table_and_a_scenario(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "zoo"
@@ -137,7 +137,7 @@ def test_it_writes_a_family_its_table_and_a_scenario_and_says_what_to_run_where(
 
 
 @pytest.mark.usefixtures("measured")
-def test_all_are_kept_where_that_is_asked_for(weights: Path, tmp_path: Path) -> None:
+def test_model_add_with_keep_all_keeps_dominated_networks(weights: Path, tmp_path: Path) -> None:
     out = tmp_path / "my zoo: 1"
     assert _add(NAMES, "--weights", str(weights), "--images", "digits", "--out", str(out), "--keep-all") == 0
     assert len(ModelFile(out / models.MODEL, Network(f"{__name__}:Pooled")).build().spec.widths) == 3
@@ -170,7 +170,7 @@ def test_names_carry_their_kind_on_and_forms_and_options_stand_behind_them() -> 
         ("nets:Net,others:Wide", "nets:Net, others:Wide: a family has at most one custom class"),
     ],
 )
-def test_what_names_no_networks_is_refused(text: str, problem: str) -> None:
+def test_model_add_with_invalid_network_names_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         members_of(text, SOURCE)
 
@@ -201,7 +201,7 @@ def test_weights_are_found_by_name(tmp_path: Path) -> None:
         ([f'{__name__}:Pooled {{"pool": 3}}'], "could not be made|holds weights of another|head.weight"),
     ],
 )
-def test_what_does_not_fit_is_told_in_a_line(
+def test_model_add_with_an_unusable_network_is_refused_in_one_line(
     words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "any.safetensors"
@@ -245,7 +245,7 @@ def test_pictures_that_it_did_not_write_are_not_touched(
     assert len(list(pictures.rglob("*.png"))) == 100
 
 
-def test_what_is_larger_than_a_device_is_refused(
+def test_model_add_of_a_network_larger_than_the_device_is_refused(
     weights: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("hw.device_settings.local_devices", lambda: [DeviceSpec(), DeviceSpec(vram_bytes=1000)])

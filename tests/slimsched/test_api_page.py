@@ -27,7 +27,7 @@ def _examples() -> list[str]:
     return [inspect.cleandoc("\n" + example) for examples in found for example in examples]
 
 
-def test_everything_public_is_on_it() -> None:
+def test_api_page_shows_every_public_name() -> None:
     assert sorted(SHOWN) == sorted(
         ["slimsched", "scenarios.cluster_gym", *(f"slimsched.{name}" for name in slimsched.__all__)]
     )

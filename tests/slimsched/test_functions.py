@@ -42,7 +42,7 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
 
 
 @pytest.mark.parametrize("module", ["slimsched", "slimsched.cli"])
-def test_it_opens_nothing_heavy(module: str) -> None:
+def test_package_import_loads_no_heavy_library(module: str) -> None:
     heavy = ("torch", "simpy", "numba", "scipy", "matplotlib", "pydantic", "pandas", "pyarrow")
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules], slimsched.__version__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -50,8 +50,8 @@ def test_it_opens_nothing_heavy(module: str) -> None:
     assert done.stdout.split()[-1] != "[]"
 
 
-def test_it_is_typed_and_whole() -> None:
-    """Tools that check types look for the mark; what is named as public is there, functions as commands are called."""
+def test_package_is_typed_and_has_every_public_name() -> None:
+    """Type checkers look for `py.typed`; each command has a public function of its name."""
     assert Path(slimsched.__file__).with_name("py.typed").is_file()
     assert all(hasattr(slimsched, name) for name in slimsched.__all__)
     assert {name for name in (module.partition(".")[2] for module, _ in COMMANDS.values()) if "." not in name} <= set(
@@ -98,7 +98,7 @@ def test_a_bound_is_the_commands(scenario: Path, capfd: pytest.CaptureFixture[st
     assert ours.rows() == [{**shown, "oracle_accuracy": None}]
 
 
-def test_who_hears_of_it_can_end_it(scenario: Path) -> None:
+def test_observer_that_raises_ends_the_comparison(scenario: Path) -> None:
 
     def stop(step: Step) -> None:
         if step.done == 2:
@@ -153,7 +153,7 @@ def test_a_change_that_is_none_is_told(scenario: Path, changes: dict[str, Any], 
         slimsched.load(scenario, changes)
 
 
-def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
+def test_function_with_invalid_arguments_names_them_in_its_error(scenario: Path) -> None:
     with pytest.raises(InputError, match=r"^router: unknown router 'jqs'; did you mean 'jsq'") as caught:
         slimsched.simulate(scenario, "jqs")
     assert isinstance(caught.value, ValueError)
@@ -190,8 +190,8 @@ def layers_for(*shapes: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(np.zeros(shape), np.zeros(shape[0])) for shape in shapes]
 
 
-def test_what_another_library_learned_is_a_router(scenario: Path) -> None:
-    """Layer by layer as a hand computes it: it looks at the queue (observation 0), and leaves the fast server then."""
+def test_router_saved_from_external_layers_decides_as_computed_by_hand(scenario: Path) -> None:
+    """The router reads the queue (observation 0) and leaves the fast server if it is not empty."""
     first, second, last = layers = layers_for((1, 8), (2, 1), (10, 2))  # 2 servers, 2 widths, 6 groups
     first[0][0, 0] = 1.0  # tanh(log1p(queue))
     second[0][:, 0] = (2.0, 0.0)

@@ -100,7 +100,7 @@ def test_odds_are_a_softmax_over_the_rows_of_each_decision() -> None:
     assert len(drawn) < choices.decisions == 128
 
 
-def test_it_learns_which_arm_pays() -> None:
+def test_learner_finds_the_better_arm_of_a_bandit() -> None:
     learner, rng = (JobLearner(JobPPOParams(policy_rate=3e-3, kl_stop=0.03, lam=0.0), 1), np.random.default_rng(2))
     gains = []
     for _ in range(25):
@@ -207,8 +207,8 @@ def test_a_window_begins_cold_or_warm_and_warming_jobs_do_not_count() -> None:
     assert warm.mean_wait_s(second) == second.wait_s[20:].mean() > cold.mean_wait_s(first) == first.wait_s.mean()
 
 
-def test_what_history_says_is_of_jobs_that_had_ended() -> None:
-    """Of one user and size: an hour where nothing has ended; then means of what had, whoever waits in the run."""
+def test_predicted_run_time_uses_only_jobs_that_had_ended() -> None:
+    """Without ended jobs of the user and size the prediction is one hour, then the mean of those that had ended."""
     these = jobs((0, 10, 4), (5, 21, 4), (10, 5, 4), (26, 5, 4), user=["a"] * 4)
     assert predicted_s(these).tolist() == [3600, 3600, 10, 12]
     windows = Windows(these, EXPERIMENT, 1, 2, length=2, predicted_s=predicted_s(these))

@@ -59,7 +59,7 @@ def test_first_fit_is_the_masked_choice_of_whoever_comes_first(order: str) -> No
     assert run(rule, these, groups=groups).start_ns.tolist() == asked.start_ns.tolist() == first_fit
 
 
-def test_what_is_seen_by_hand() -> None:
+def test_choice_view_inputs_match_hand_calculation() -> None:
     """At 50 s: nodes of 8 and 2. A job of 8 has the larger; jobs of 1 and 8 wait, of which only the first fits."""
     told = Told(lambda view: int(view.may.argmax()))
     these = jobs((0, 1000, 8), (50, 10, 1), (50, 1000, 8))
@@ -179,7 +179,7 @@ def least(program: Programme) -> list[float]:
     Programme(np.array([4, 4]), np.array([4, 4]), [np.array([[4, 0], [0, 4]]), np.array([[4, 0], [0, 4]])])
 )
 @given(programs())
-def test_it_takes_the_first_of_those_that_trying_all_finds_best(program: Programme) -> None:
+def test_program_solution_is_the_first_of_the_best_by_brute_force(program: Programme) -> None:
     costs = np.array(least(program))
     assert program.solve() == int((costs <= costs.min() + 1e-7).argmax())
 

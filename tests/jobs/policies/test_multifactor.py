@@ -114,8 +114,8 @@ def test_usage_is_that_of_an_account_kept_period_by_period() -> None:
     assert accounts._used == pytest.approx(used, rel=1e-9)
 
 
-def test_nobody_holds_gpus_when_all_is_done() -> None:
-    """Also of jobs under which a node died; what was used is the record's GPU time (nothing decays here)."""
+def test_multifactor_accounts_hold_no_gpus_after_all_jobs_end() -> None:
+    """Jobs whose node died are included; usage equals the record's GPU time (without decay here)."""
     params = MultifactorParams.model_construct(half_life_s=1e300, period_s=7)
     scene = jobs((0, 30, 4), (5, 30, 2), (5, 70, 2), user=["ann", "ann", "bob"])
     policy = JobPolicy(order="multifactor", multifactor=params)

@@ -55,7 +55,7 @@ EXPECTED = {
 }
 
 
-def test_who_has_waited_too_long_comes_before_all_the_oldest_first() -> None:
+def test_age_guard_orders_jobs_past_it_first_oldest_first() -> None:
     order = order_of("saf", no_tables).guarded(850 * S)
     assert np.argsort(order.index(features())).tolist() == [0, 1, 3, 2]
     assert order.wait_moves
@@ -155,7 +155,7 @@ def test_the_index_learned_from_draws_is_near_that_of_their_law(
     assert [tables.inverse_s(0, a, True) for a in attained_s * scale] == pytest.approx(found * scale, rel=1e-12)
 
 
-def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
+def test_gittins_table_of_small_group_falls_back_to_a_wider_group() -> None:
     """30 jobs of 100 s in one VC, 40 of 1000 s in another: after 200 s the first VC's have 800 s left, as all have."""
     history = DurationHistory()
     tables = GittinsTables(history, restart_s=0.0)
@@ -251,7 +251,7 @@ def test_a_learned_policy_is_shown_with_the_order_that_it_sees() -> None:
         ({"placement": "anywhere"}, "is not a placement"),
     ],
 )
-def test_what_can_not_be_combined_is_refused(policy: Any, said: str) -> None:
+def test_policy_with_incompatible_parts_is_refused(policy: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         policy_of(policy) if isinstance(policy, str) else JobPolicy(**policy)
 

@@ -45,7 +45,7 @@ def test_an_even_place_is_found_where_there_is_one(free: list[int], gpus: int, n
 @pytest.mark.parametrize("name", BLIND + KNOWING)
 @settings(max_examples=2)
 @given(seed=st.integers(0, 10_000))
-def test_all_work_is_done_on_as_many_nodes_as_were_asked_for(name: str, seed: int) -> None:
+def test_jobs_run_on_at_least_the_requested_number_of_nodes(name: str, seed: int) -> None:
     these = drawn(seed)
     nodes = np.minimum(np.random.default_rng(seed).choice([1, 2, 3, 4], len(these)), these.gpus)
     record, simulation = watched(name, replace(these, nodes=nodes), seed)  # which proves it at each start

@@ -193,7 +193,7 @@ def _until(simulation: Watched, at_ns: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", KNOWING)
-def test_those_that_name_the_oracle_do_depend_on_it(name: str) -> None:
+def test_oracle_policies_depend_on_run_times_of_unfinished_jobs(name: str) -> None:
     for seed in range(12):
         jobs = drawn(seed, many=40)
         record, before = watched(name, jobs, seed)

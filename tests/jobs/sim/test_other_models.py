@@ -102,8 +102,8 @@ def test_lists_start_as_in_the_quick_model(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", ["srtf-oracle", "srsf-oracle"])
-def test_who_comes_first_has_the_gpus(name: str, seed: int) -> None:
-    """Also those that are left over where a job was stopped for one that arrives: the first of all that wait."""
+def test_preemptive_order_gives_gpus_to_the_first_jobs(name: str, seed: int) -> None:
+    """GPUs left over when a job is stopped for an arriving one also go to the first waiting jobs."""
     jobs = drawn(seed)
     plain = Jobs(jobs.submit_s.tolist(), jobs.run_s.tolist(), jobs.gpus.tolist())
     ends_s = ends_on_one_node_s(plain, 32, lambda left_s, gpus: left_s * (gpus if name == "srsf-oracle" else 1))
@@ -168,7 +168,7 @@ def lognormal(rng: np.random.Generator, many: int) -> np.ndarray:
 
 
 @pytest.mark.release
-def test_what_gittins_learns_is_worth_nearly_what_least_attained_service_is_where_that_is_best() -> None:
-    """With the law itself it is worth the same; what is learned from a few thousand jobs falls short a little."""
+def test_gittins_with_learned_tables_is_within_3_percent_of_las_where_las_is_best() -> None:
+    """With the true distribution Gittins equals LAS; with one learned from a few thousand jobs it is slightly worse."""
     gittins, las = (means(name, lognormal, 0.8, round_s=0.05, runs=4, jobs=4000) for name in ("gittins", "las"))
     assert 0.98 < (gittins / las).mean() < 1.025

@@ -46,12 +46,12 @@ def test_a_node_that_dies_takes_all_its_shares_with_it() -> None:
 @pytest.mark.parametrize(
     "name, ends", [("fifo", [10, 10]), ("las", [10, 20]), ("fifo-easy-oracle", [10, 20]), ("gavel", [10, 20])]
 )
-def test_who_reserves_or_preempts_knows_whole_gpus_alone(name: str, ends: list[float]) -> None:
+def test_policy_that_reserves_or_preempts_gives_whole_gpus_to_shares(name: str, ends: list[float]) -> None:
     record = run(name, jobs((0, 10, 1), (0, 10, 1), **shares(0.5, 0.5)), nodes=(1,))
     assert (seconds(record.end_ns), policy_of(name).packs_shares) == (ends, name == "fifo")
 
 
-def test_where_gpus_differ_a_share_holds_a_whole_one() -> None:
+def test_gpu_share_holds_a_whole_gpu_when_gpus_differ_in_speed() -> None:
     groups = (NodeGroup(1, 1),)
     scene = jobs((0, 10, 1), (0, 10, 1), **shares(0.5, 0.5))
     record = run("fifo", scene, groups=groups, variability=sampled_variability(groups, {"net": 0.1}, 0))
@@ -133,7 +133,7 @@ def fits(parts: list[int], room: list[int]) -> bool:
 @pytest.mark.parametrize("name", PACKING + OTHERS)
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
-def test_all_work_is_done_no_gpu_holds_more_than_itself_and_all_are_whole_in_the_end(name: str, seed: int) -> None:
+def test_shared_gpus_are_never_overfull_and_are_free_after_all_jobs_end(name: str, seed: int) -> None:
     cluster_model = ClusterModel(
         (NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(NodeOutage(60 * S, 200 * S, 1),)
     )

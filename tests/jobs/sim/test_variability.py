@@ -17,7 +17,7 @@ from tests.jobs.sim.test_laws import drawn
 
 @pytest.mark.parametrize("name", ["fifo", "las", "srtf-oracle-variability-aware", "fifo-conservative-history", "gavel"])
 @pytest.mark.parametrize("seed", range(3))
-def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> None:
+def test_variable_gpus_are_each_held_once_and_free_after_all_jobs_end(name: str, seed: int) -> None:
     groups = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
     variability = sampled_variability(groups, {"net": 0.2, "": 0.02}, seed)
     cluster_model = ClusterModel(

@@ -17,7 +17,7 @@ from tests.jobs.sim.cluster_models import S, jobs, run, seconds
 
 
 @pytest.mark.parametrize("policy", ["gittins", "las", "qssf", "srsf-history"])
-def test_where_all_takes_seven_times_as_long_it_begins_seven_times_as_late(policy: str) -> None:
+def test_start_times_scale_by_seven_when_all_durations_do(policy: str) -> None:
     rng = np.random.default_rng(0)
     submit_s, run_s = np.cumsum(rng.integers(0, 20, 400)), np.ceil(rng.lognormal(4, 1.5, 400))
     gpus, vc = rng.choice([1, 2, 4], 400), rng.choice(["a", "b"], 400).tolist()
@@ -96,7 +96,7 @@ def test_pools_in_which_jobs_are_equally_fast_are_one_to_them() -> None:
     assert 0 < halves < 1.35 * whole
 
 
-def test_who_can_not_run_for_want_of_nodes_takes_nothing_from_the_others() -> None:
+def test_gavel_job_without_available_nodes_takes_no_time_from_other_jobs() -> None:
     """Job 0 may use the dead node alone. It is not the least of all: job 3 of 2 GPUs has its third of the time."""
     groups = (NodeGroup(1, 1, "dead"), NodeGroup(1, 2, "alive"))
     scene = jobs((0, 50, 1), (100, 900, 1), (100, 900, 1), (100, 900, 2), gpu_types=["dead", "alive", "alive", "alive"])
