@@ -107,7 +107,7 @@ def test_a_rule_is_the_baseline_of_both_compasses(tmp_path: Path) -> None:
         ([(T, 2.0, 1.0, 0.95), (L, 1.0, 1.25, 0.95), (F, 1.0, 1.25, 0.95)], f"tie: {L}, {F}", T, "no"),
     ],
 )
-def test_who_wins_and_whether_simulation_had_said_so(
+def test_summary_row_names_the_winner_and_whether_simulation_predicted_it(
     tmp_path: Path, routers: list[Any], simulated: str, real: str, said: str
 ) -> None:
     row = summary_row("drawn", measured(tmp_path / "run", *routers))
@@ -126,8 +126,8 @@ def test_a_tie_is_no_win_and_where_simulation_named_a_third_it_was_wrong(tmp_pat
     assert (alone.winner, alone.first, said_so(alone, real)) == (None, (L,), "open")
 
 
-def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
-    """However quick; a tenth of a point is forgiven. What executors lose of the accuracy counts, a hard trace not."""
+def test_router_below_the_accuracy_floor_does_not_win(tmp_path: Path) -> None:
+    """A shortfall of a tenth of a point is allowed; accuracy lost on executors counts, a hard trace does not."""
     quick = [(T, 0.5, 0.5, 0.9489), (L, 1.2, 1.25, 0.95), (F, 1.3, 1.5, 0.9491)]
     found = measured(tmp_path / "run", *quick, floor=0.95)
     real = outcome(found, "executors")
@@ -143,7 +143,7 @@ def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
     assert outcome(found, "simulated").first == (T,)
 
 
-def test_what_compass_is_worse_at_and_at_which_accuracy_is_told(tmp_path: Path) -> None:
+def test_page_lists_measures_on_which_compass_is_worse_and_its_accuracy_deficit(tmp_path: Path) -> None:
     lost = measured(tmp_path / "lost", (T, 0.9, 1.3, 0.95), (L, 1.2, 1.0, 0.92), floor=0.9)
     worse = pd.DataFrame(worse_rows("lost", lost))
     assert worse.loc[worse["measure"] == "p99 latency", ["compass", "baselines"]].values.tolist() == [
@@ -164,7 +164,7 @@ def test_the_fewest_searches_of_a_router_are_told(counts: tuple[int, ...], told:
     assert found["searches"] == told
 
 
-def test_what_is_missing_is_told_and_what_was_measured_stays(
+def test_page_without_run_folders_keeps_measured_rows_and_lists_missing_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page is the same without the run folder; a run that is not finished is not a result."""
@@ -183,8 +183,8 @@ def test_what_is_missing_is_told_and_what_was_measured_stays(
     assert page.read_text() == first
 
 
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
-    """So are several loads, of which a page of one could tell nothing true, and a folder without scenarios."""
+def test_results_file_of_another_schema_is_refused(tmp_path: Path) -> None:
+    """A run of several loads and a folder without scenarios are refused as well."""
     write_json(tmp_path / "other.json", {"schema": "slimsched.faster/1"})
     with pytest.raises(InputError, match=f"must be '{SCHEMA}'"):
         known_in(tmp_path / "other.json")

@@ -29,13 +29,13 @@ def trained(kind: str, latencies_ms: list[float], accuracy_pct: float) -> pd.Dat
     return with_changes(pd.DataFrame([*references, *rows]))
 
 
-def test_all_of_five_have_what_is_asked() -> None:
+def test_five_seeds_with_good_latency_pass_both_checks() -> None:
     found = checks(trained("heavy", [NEAR] * 5, 70.3))
     for each in (found[TABLE_IV], found[STAYING]):
         assert (each["reached"], each["of"], each["missed"]) == (5, 5, [])
 
 
-def test_who_is_slower_than_staying_put_misses_it_and_has_table_iv_all_the_same() -> None:
+def test_seeds_slower_than_the_narrowest_width_fail_its_check_and_pass_table_iv() -> None:
     frame = trained("heavy", [NEAR, 12.7, NEAR, NEAR, 7.67], 70.3)  # 7.67 is 5.07 % above 7.3
     found = checks(frame)
     assert found[TABLE_IV]["reached"] == 5
@@ -45,12 +45,12 @@ def test_who_is_slower_than_staying_put_misses_it_and_has_table_iv_all_the_same(
 
 
 @pytest.mark.parametrize("latency_ms", [DROWNED, np.nan])
-def test_who_drowns_or_completes_nothing_misses_all(latency_ms: float) -> None:
+def test_overloaded_seed_or_seed_without_completions_fails_all_checks(latency_ms: float) -> None:
     found = checks(trained("heavy", [NEAR, latency_ms], 70.3))
     assert [found[check]["missed"] for check in (TABLE_IV, STAYING)] == [[1], [1]]
 
 
-def test_who_is_quick_for_want_of_accuracy_misses_it() -> None:
+def test_fast_seed_with_low_accuracy_fails_the_table_v_check() -> None:
     found = checks(trained("relaxed", [NEAR], 75.3))
     assert (found[TABLE_V]["reached"], found[WIDE_STAYING]["missed"]) == (1, [0])
     found = checks(trained("relaxed", [NEAR], 70.3))

@@ -40,7 +40,7 @@ def test_the_published_values_stand_exactly(table: PaperTable) -> None:
     }
 
 
-def test_it_is_complete_and_within_what_is_published(table: PaperTable) -> None:
+def test_paper_table_is_complete_and_within_the_published_accuracies(table: PaperTable) -> None:
     assert table.tuples == tuple(product(WIDTHS, repeat=SEGMENTS))
     assert min(table.shares) == 0.7030
     assert max(table.shares) == 0.7643

@@ -158,8 +158,8 @@ def pairs(*errors_pct: float) -> tuple[ComparedValue, ...]:
     return tuple(ComparedValue("x", (1 + error / 100,), (1.0,)) for error in errors_pct)
 
 
-def test_one_value_fails_nothing_and_many_that_agree_do() -> None:
-    """The rule itself: medians and their whole intervals, against what is allowed in size and to one side."""
+def test_metric_has_drifted_if_many_values_agree_but_not_by_a_single_outlier() -> None:
+    """The rule compares medians and their whole intervals with the limits in size and to one side."""
     allow = Allowed(size_pct=10, bias_pct=5)
     assert CheckedMetric("x", pairs(0, 1, 2, 1, 0, 1, 400), allow).verdict == "holds"
     assert CheckedMetric("x", pairs(-7, -8, -9, -6, -9, -8, 30), allow).verdict == "holds"  # one of seven disagrees
@@ -188,8 +188,8 @@ def test_the_interval_covers_the_median(n: int) -> None:
         assert covered < 0.985  # not by being needlessly wide
 
 
-def test_what_is_allowed_follows_from_what_the_profile_states(profile: Profile) -> None:
-    """Twice its held-out error, or its repeatability, never less than the promise; repeatability is no error of it."""
+def test_allowed_deviation_follows_from_the_errors_stated_in_the_profile(profile: Profile) -> None:
+    """The size limit is twice the held-out error or the repeatability, and at least the promised error."""
 
     def with_errors(**stated_pct: float) -> Profile:
         def error(metric: str, kind: ErrorKind, pct: float) -> StatedError:
@@ -222,8 +222,8 @@ def test_no_points_are_no_check(profile: Profile) -> None:
     assert bench.asked == []
 
 
-def test_where_nothing_was_judged_nothing_holds() -> None:
-    """Not judged by its nature, or nothing measured, or no metric at all; one that was judged decides."""
+def test_check_without_a_judged_metric_does_not_hold() -> None:
+    """A metric without pairs or excluded by its nature is not judged; a single judged metric decides."""
     allow = Allowed.by(3.0)
     silent = CheckedMetric("a", (), allow)
     withheld = CheckedMetric("b", (ComparedValue("p", (1.0,), (1.0,)),), allow, not_judged="nothing measures it")

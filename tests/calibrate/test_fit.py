@@ -130,7 +130,7 @@ def test_a_share_of_the_multiprocessors_is_a_share_or_nothing(told: float | None
     assert (seen.utilization, seen.sm_utilization) == (0.9, kept)
 
 
-def test_what_is_held_out_enters_no_fit(tmp_path: Path) -> None:
+def test_held_out_results_do_not_change_the_fit(tmp_path: Path) -> None:
     """Held-out results replaced by nonsense change the stated errors and nothing else."""
     honest = measured(FakeBench(jitter=0.05), tmp_path)
 
@@ -187,8 +187,8 @@ def test_the_profile_survives_a_file_and_compiles(tmp_path: Path, kind: str) -> 
         assert {curve.sm_utilization for curve in found.latency} == {()}  # nothing told it
 
 
-def test_one_round_gives_a_whole_profile_with_stated_errors(tmp_path: Path) -> None:
-    """All but repeatability, of which a second round tells."""
+def test_fit_of_one_round_gives_a_complete_profile_with_stated_errors(tmp_path: Path) -> None:
+    """Only repeatability is missing, because it needs a second round."""
     found = fit(measured(FakeBench(), tmp_path, 0.0), model_costs(), facts(), "fake")
     assert {SOLO_ERROR, CONCURRENCY_ERROR, ACROSS_ERROR, ENERGY_ERROR} == set(errors(found))
     assert {curve.batches for curve in found.latency} == {(1, 2, 4, 8, 16, 32)}
@@ -255,8 +255,8 @@ def test_crowding_across_processes_is_told_from_that_within_one(tmp_path: Path) 
     assert found.beta_ci95 is not None
 
 
-def test_what_is_not_told_from_nothing_is_nothing(tmp_path: Path) -> None:
-    """No contention for bandwidth, and noise: alpha is 0, not some small number with no evidence behind it."""
+def test_insignificant_bandwidth_contention_is_fitted_as_zero(tmp_path: Path) -> None:
+    """Noisy results without contention for bandwidth give an alpha of exactly 0, with no interval."""
     rng = np.random.default_rng(0)
 
     def noisy(measurement: Measurement) -> Measurement:
@@ -327,8 +327,8 @@ def test_errors_have_kinds_and_ranges_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fall_s", [0.0, 2.5])
-def test_what_clocks_draw_that_stay_up_is_recovered(tmp_path: Path, fall_s: float) -> None:
-    """From small duties, beside the joules of the images; where nothing falls there is no such state."""
+def test_power_of_clocks_that_stay_up_is_recovered_from_small_duties(tmp_path: Path, fall_s: float) -> None:
+    """A device whose clocks do not fall has no such state, and its power per image is fitted without it."""
     bench = FakeBench()
     found_at = list(measured(bench, tmp_path))
     point = Point(1, 1.0, 0.0, 8)

@@ -41,7 +41,7 @@ def profile_of(bench: FakeBench, path: Path, budget_s: float = 60.0, limit: int 
 
 
 @pytest.mark.parametrize("limit", [1, 4, 12, 32])
-def test_what_is_served_is_what_is_measured(tmp_path: Path, limit: int) -> None:
+def test_profile_is_measured_at_exactly_the_batch_sizes_served(tmp_path: Path, limit: int) -> None:
     """The sizes of the server, those with samples at every key and those that a load warms are one tuple."""
     path = tmp_path / "log"
     found = profile_of(FakeBench(), path, limit=limit)

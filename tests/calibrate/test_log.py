@@ -113,8 +113,10 @@ HEADER = b'{"schema": "slimsched.calibration-log/2", "stamp": {"device": "cpu", 
         (b"\x00\xff\n\x80 bytes", "no calibration log"),
     ],
 )
-def test_what_is_no_log_is_refused_and_left_as_it_was(tmp_path: Path, text: bytes, said: str) -> None:
-    """A whole line that is not a step, JSON that is not a calibration log, no JSON at all: byte for byte."""
+def test_file_that_is_not_a_calibration_log_is_refused_and_left_unchanged(
+    tmp_path: Path, text: bytes, said: str
+) -> None:
+    """The file holds a whole line that is not a step, JSON of another schema, or no JSON at all."""
     path = tmp_path / "log"
     path.write_bytes(text)
     with pytest.raises(InputError, match=said):
@@ -123,7 +125,7 @@ def test_what_is_no_log_is_refused_and_left_as_it_was(tmp_path: Path, text: byte
 
 
 @pytest.mark.parametrize("text", [b"", HEADER[:16], HEADER + b'{"torn'])
-def test_what_a_crash_tore_is_a_log(tmp_path: Path, text: bytes) -> None:
+def test_log_torn_by_a_crash_is_accepted(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "log"
     path.write_bytes(text)
     Log(path, STAMP).close()

@@ -33,8 +33,8 @@ def rounds_in(measured: Measurements) -> float:
     return sum(isinstance(step, InstancePoints) and bool(step.points) for step, _ in measured.measurements) / INSTANCES
 
 
-def test_all_rounds_are_done_in_time(tmp_path: Path) -> None:
-    """With a budget for all nothing is left out, and what is loaded to be timed is unloaded."""
+def test_session_with_enough_budget_completes_all_rounds_in_time(tmp_path: Path) -> None:
+    """No step is omitted, and each instance that was loaded for timing is unloaded."""
     bench = FakeBench()
     plan, measured = session(bench, tmp_path / "log", PLENTY_S)
     assert [step for step, _ in measured.measurements] == [planned.step for planned in plan.steps]

@@ -176,7 +176,7 @@ def test_how_long_clocks_stay_up_is_seen(make: Make, seconds: float) -> None:
     assert fall_s(seen, rig.meter.rise_s) == pytest.approx(seconds, abs=0.6)
 
 
-def test_what_does_not_fall_has_no_such_state() -> None:
+def test_fall_time_is_zero_if_power_does_not_fall_or_is_unknown() -> None:
     rig = _after_a_load(HOPPER, 0.0, None)
     assert fall_s(seen_over(rig.nvml_device, rig.meter.sensor, 6.0), rig.meter.rise_s) == 0.0
     assert fall_s(looks([None] * 8, [None] * 8), 0.0) == 0.0

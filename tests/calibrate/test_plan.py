@@ -72,8 +72,8 @@ def test_each_round_times_every_size_at_every_key(kind: Kind, limit: int) -> Non
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_all_else_is_between_the_first_two_rounds(kind: Kind) -> None:
-    """And only sets are measured again, in rounds that are not required."""
+def test_steps_without_points_are_planned_between_the_first_two_rounds(kind: Kind) -> None:
+    """Only sets of instances are measured again, in rounds that are not required."""
     made = plan(kind)
     others = [p for p in made.steps if not (isinstance(p.step, InstancePoints) and p.step.points)]
     assert {p.round for p in others if not isinstance(p.step, Together)} == {1}

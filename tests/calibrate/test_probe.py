@@ -178,8 +178,8 @@ class Machine:
 
 
 @pytest.mark.parametrize("cores, share", [((0,), 0.8), ((1,), 0.1), ((0, 1), 0.45)])
-def test_what_others_use_of_the_cores_is_seen(cores: tuple[int, ...], share: float) -> None:
-    """Of the pinned cores alone; waiting for a disk is idle, a stolen core is not, a guest counts once."""
+def test_probe_measures_the_use_of_pinned_cores_by_other_processes(cores: tuple[int, ...], share: float) -> None:
+    """Waiting for a disk is idle, a stolen core is in use, and a guest counts once."""
     machine = Machine(0.8, 0.1)
     found = on_cores(cores, machine.wait, machine.core_times, machine.now_ns)
     assert found.share == pytest.approx(share, abs=0.02)

@@ -48,8 +48,8 @@ def test_each_stamp_that_differs_is_one_line_with_both_values(stamp: str) -> Non
 
 
 @pytest.mark.parametrize("stamp", [name for name in GPU if name not in ("kind", "device")])
-def test_what_is_not_known_is_not_taken_to_be_the_same(stamp: str) -> None:
-    """In either of the two; of a version not even where neither knows it."""
+def test_unknown_stamp_is_reported_as_a_difference(stamp: str) -> None:
+    """A stamp unknown on one side is a difference; a version is one even if it is unknown on both sides."""
     fewer = {name: value for name, value in GPU.items() if name != stamp}
     assert ["the profile does not say" in str(found) for found in differences(fewer, GPU)] == [True]
     assert ["here it is unknown" in str(found) for found in differences(GPU, fewer)] == [True]

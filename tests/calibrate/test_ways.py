@@ -74,8 +74,8 @@ def test_a_log_that_is_gone_on_with_has_settled_it(tmp_path: Path, memory_format
 
 
 @pytest.mark.parametrize("text", ["", "no log\n", '{"schema": 1}\n', '{"stamp": {"a": "b"}}\n'])
-def test_what_is_no_log_settles_nothing(tmp_path: Path, text: str) -> None:
-    """It is refused later, by who opens it."""
+def test_file_that_is_not_a_log_does_not_settle_the_way_of_computing(tmp_path: Path, text: str) -> None:
+    """The file is refused later, when the log is opened."""
     path = tmp_path / "log"
     path.write_text(text)
     assert logged_stamp(path) == {}

@@ -165,7 +165,7 @@ def call(files: Mapping[str, Content], words: str, root: Path, output: str = "")
         box.remove()
 
 
-def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
+def test_wrong_input_is_refused_in_one_line(tmp_path: Path) -> None:
     for files, words in refused():
         code, said, problems = call(files, words, tmp_path / "box")
         shown = f"{words[:80]}, {[str(content)[:400] for content in files.values()]}: {said}"
@@ -174,6 +174,6 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
         assert len(said) < MAX_CHARACTERS, shown
 
 
-def test_what_is_odd_is_carried_out(tmp_path: Path) -> None:
+def test_unusual_input_is_processed_without_problems(tmp_path: Path) -> None:
     for files, words, output in accepted():
         assert call(files, f"{words} --quiet", tmp_path / "box", output) == (0, "", []), words

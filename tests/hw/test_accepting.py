@@ -49,7 +49,7 @@ def test_the_one_that_was_silent_for_longest_gives_way() -> None:
     assert found.ended == ["b", "c", "d"]
 
 
-def test_who_comes_later_is_within_the_limit_again() -> None:
+def test_stranger_arriving_after_a_burst_is_within_the_limit_again() -> None:
     """Strangers that came all at once fill the reserve, too; from a second later on none of it is theirs."""
     found = Strangers(most=3, reserve=2)
     assert [found.come(name, 0.0) for name in "abcdef"] == [True] * 5 + [False]
@@ -138,7 +138,9 @@ def test_a_client_holds_no_more_than_its_share() -> None:
     assert asyncio.run(run()) == (["other"], 100)
 
 
-def test_who_is_slow_gives_way_to_who_waits_and_who_holds_most_does_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_request_of_the_largest_client_gives_way_first_to_a_waiting_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admission, "SLOW_S", 0.05)
 
     async def run() -> list[str]:

@@ -122,7 +122,7 @@ def test_a_broken_table_is_refused(tmp_path: Path, table: str, changes: Any, key
 
 
 @pytest.mark.parametrize("content", ["", "{", "\x00", "[" * 100_000, "9" * 5000])
-def test_what_is_no_json_is_refused(tmp_path: Path, content: str) -> None:
+def test_accuracy_file_that_is_not_json_is_refused(tmp_path: Path, content: str) -> None:
     assert "cannot be read as JSON" in refusal(tmp_path / "bad.json", content).problem
 
 
@@ -148,7 +148,7 @@ KEYS = st.sampled_from(["provenance", "model", "dataset", "images", "tuples", "t
 
 
 @given(st.dictionaries(KEYS, ANY | ROWS, min_size=1, max_size=3), st.sampled_from(["paper", "measured"]))
-def test_whatever_stands_there_one_kind_of_error_comes(
+def test_accuracy_file_with_arbitrary_changes_loads_or_raises_an_input_error(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], kind: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json"

@@ -85,8 +85,8 @@ def test_the_shortest_of_three_times_counts(service_class: int, timeout_ns: int 
     assert frontend.counted() == {"arrived": 1, "failed": 1}
 
 
-def test_it_is_ready_while_its_router_was_heard_of_late() -> None:
-    """A router that stands still for some seconds is not; requests wait for it all the same."""
+def test_frontend_is_ready_while_its_routers_last_message_is_recent() -> None:
+    """Without a message for 2.5 s the frontend is not ready, but still accepts requests."""
     frontend = Frontend(at_once)
     assert frontend.admission.is_ready
     frontend.bridge.heard_s = 2.5
@@ -111,7 +111,7 @@ def failed_by(reason: str) -> Callable[..., asyncio.Future[Any]]:
         (failed_by("no_prediction"), "", "scores: not finite", 400, "failed"),
     ],
 )
-def test_who_is_not_answered_is_told_why_and_counted_once(
+def test_failed_request_gets_the_reason_and_is_counted_once(
     submit: Callable[..., asyncio.Future[Any]], version: str, words: str, status: int, counted: str
 ) -> None:
     """Scores of an image of values that are finite and huge are the client's own, and have a label of their own."""

@@ -37,7 +37,7 @@ def _die(tell: Tell) -> None:
     os._exit(70)
 
 
-def test_it_tells_how_far_it_is_and_gives_what_it_made() -> None:
+def test_child_process_reports_its_progress_and_returns_its_result() -> None:
     heard: list[tuple[int, int]] = []
     for runner, is_here in ((apart, False), (here, True)):
         pid, total = runner(partial(_count, 4), lambda done, of: heard.append((done, of)))
@@ -46,19 +46,21 @@ def test_it_tells_how_far_it_is_and_gives_what_it_made() -> None:
 
 
 @pytest.mark.parametrize("error", [InputError("file", "key", "what is wrong"), WorkError("too bad")])
-def test_what_it_raises_is_what_it_was(error: Exception) -> None:
+def test_error_of_the_child_process_is_raised_with_its_type_and_text(error: Exception) -> None:
     with pytest.raises(type(error)) as found:
         apart(partial(_fail, error), lambda *_: None)
     assert str(found.value) == str(error)
 
 
 @pytest.mark.parametrize("work, said", [(_fail_oddly, "OddError: 1 and 2"), (_die, "exit code 70")])
-def test_what_can_not_be_told_is_said_in_words(work: Callable[[Tell], None], said: str) -> None:
+def test_unpicklable_error_or_death_of_the_child_process_is_described_in_words(
+    work: Callable[[Tell], None], said: str
+) -> None:
     with pytest.raises(WorkError, match=said):
         apart(work, lambda *_: None)
 
 
-def test_who_stops_listening_stops_the_work() -> None:
+def test_child_process_stops_if_the_progress_callback_raises() -> None:
     def enough(done: int, of: int) -> None:
         raise KeyboardInterrupt
 

@@ -80,7 +80,7 @@ def test_an_worker_that_died_was_ours() -> None:
     assert share_of(watch.take()) == pytest.approx(0.0)
 
 
-def test_what_the_host_stole_is_told_apart() -> None:
+def test_stolen_core_time_is_separate_from_the_load_of_programs() -> None:
     machine = Machine(0.5, stolen=0.25)
     load = machine.over((0,))
     assert load is not None
@@ -127,7 +127,7 @@ def gpu(nvml_device: FakeNvmlDevice, own: Sequence[int] = (OURS,)) -> GpuWatch:
     return GpuWatch(FakeNvml(nvml_device), Handle(nvml_device), lambda: own)
 
 
-def test_what_others_have_of_a_gpu_is_told_by_process(nvml_device: FakeNvmlDevice) -> None:
+def test_gpu_use_by_other_processes_is_read_per_process(nvml_device: FakeNvmlDevice) -> None:
     watch = gpu(nvml_device)
     nvml_device.used_pct = {OURS: 0, OTHER: 90}  # before the start
     nvml_device.advance(1.0)

@@ -58,7 +58,7 @@ class Reading(TinyNet):
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_all_segments_of_shipped_networks_can_be_captured(name: str) -> None:
+def test_built_in_networks_have_only_capturable_segments(name: str) -> None:
     assert uncapturable(Network(name).build().eval()) == []
 
 

@@ -122,7 +122,7 @@ def test_an_worker_of_a_gpu_warms_nothing_by_itself(path: Path) -> None:
         assert [slot.warm_batches for slot in running.slots] == [(1, 4), (1, 4), ()]
 
 
-def test_who_is_in_a_hurry_waits_for_no_worker(path: Path) -> None:
+def test_cluster_without_waits_starts_before_its_workers_are_ready(path: Path) -> None:
     carrier = WarmthCarrier()
     with HardwareCluster(ModelFile(path), _servers(1), warm_batches=(1,), carrier=carrier, waits=False):
         assert carrier.notes == []
@@ -245,7 +245,7 @@ def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
     assert own_cores([dataclasses.replace(pinned, device=DeviceSpec(cores=cores))]) == ()
 
 
-def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:
+def test_run_that_does_not_fit_the_model_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:
     """Widths, images and routers of another model are the user's error, before anything runs."""
     other = dataclasses.replace(_servers()[0], params=dataclasses.replace(params(False), widths=(0.25, 1.0)))
     with pytest.raises(InputError, match="widths"):
@@ -324,8 +324,8 @@ def _named_memory(family: list[psutil.Process]) -> set[Path]:
 
 @pytest.mark.usefixtures("usual_interrupts")
 @pytest.mark.parametrize("victim", ["stopped", "helpers"])
-def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
-    """kill -9 of the router, a worker or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
+def test_killed_cluster_leaves_no_process_and_no_shared_memory(victim: str, tmp_path: Path) -> None:
+    """SIGKILL ends the router next to a stopped worker, or a worker and Python's resource tracker."""
     script = tmp_path / "serve.py"
     script.write_text(_SERVE, encoding="utf-8")
     parent = subprocess.Popen(

@@ -45,7 +45,7 @@ def test_the_fullest_cores_count_and_not_the_mean() -> None:
     assert found.cores == pytest.approx(0.96)
 
 
-def test_who_may_run_anywhere_is_not_added_to_who_may_not() -> None:
+def test_load_of_an_unpinned_router_is_not_added_to_the_core_of_a_pinned_worker() -> None:
     assert use(6.0, emulated(9.0, 1)).cores == pytest.approx(0.9)
     assert use(6.0, emulated(3.0, 1)).cores == pytest.approx(0.45)
 

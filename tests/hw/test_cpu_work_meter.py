@@ -76,7 +76,7 @@ def test_a_batch_has_a_beginning_and_an_end(clocks: Clocks) -> None:
     assert _samples(meter) == [("ended", 1, 1, 9), ("begun", 1, 2, 6), ("ended", 1, 2, 9)]
 
 
-def test_what_a_lane_took_is_its_own_and_the_main_threads_wake_up_is_in_vain(clocks: Clocks) -> None:
+def test_cpu_time_of_a_lane_is_separate_from_the_main_threads_needless_wake_up(clocks: Clocks) -> None:
     meter = _meter()
 
     def lane() -> None:

@@ -134,7 +134,9 @@ def cut(path: Path) -> None:
     ],
     ids=["no test", "other classes", "no images", "another size", "no image", "cut short"],
 )  # fmt: skip
-def test_what_is_wrong_with_a_folder(spoil: Callable[[Path], Any], words: str, folder: Path) -> None:
+def test_faulty_image_folder_is_refused_with_the_place_and_the_remedy(
+    spoil: Callable[[Path], Any], words: str, folder: Path
+) -> None:
     spoil(folder)
     with pytest.raises(InputError, match=f"model: dataset: .*{words}"):
         load_dataset(str(folder))
@@ -174,8 +176,10 @@ def test_a_class_gives_images_and_labels(monkeypatch: pytest.MonkeyPatch) -> Non
         ((np.full((3, 1, 2, 2), np.nan), np.array([0, 1, 1])), pair(), "finite"),
     ],
 )  # fmt: skip
-def test_what_a_class_gives_is_checked(train: Any, test: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that names the class, what it gave and what it must give."""
+def test_invalid_arrays_of_a_dataset_class_are_refused(
+    train: Any, test: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the class, its arrays and the expected ones in one line."""
     with pytest.raises(InputError, match=f"model: dataset: users_images:Mine: .*{words}|dataset: users.*{words}"):
         load_dataset(own(monkeypatch, train, test))
 

@@ -217,8 +217,8 @@ def _run_to(simulated_device: SimulatedDevice, now_ns: int) -> None:
 # --------------------------------------------------------------------------------------------- what only lanes know
 
 
-def test_what_is_noticed_late_is_told_late_and_costs_nobody_else() -> None:
-    """The second pass runs alone from the first one's own end on; what is told is that both were seen too late."""
+def test_pass_end_noticed_late_is_reported_late_and_delays_no_other_pass() -> None:
+    """The second pass runs alone from the actual end of the first one, and both ends are reported as late."""
     worker, in_time = Worker(tiny.profile()), Worker(tiny.profile())
     for each in (worker, in_time):
         each.load(1, 1, 1.0)
@@ -316,8 +316,8 @@ class SlowArena(Arena):
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_nobody_waits_for_a_move_to_another_host(is_lost: bool) -> None:
-    """The worker's thread goes on at once; the answer comes when the bytes are there, or can't be."""
+def test_move_to_another_host_does_not_block_the_worker(is_lost: bool) -> None:
+    """The worker's thread continues at once; the answer comes when the bytes have arrived, or cannot arrive."""
     far = SlowArena(1 << 20)
     worker, far.is_lost = Worker(tiny.profile(), arenas=(Arena(1 << 20), far)), is_lost
     worker.give((1,), 100)
@@ -427,7 +427,7 @@ def test_a_device_runs_for_long_without_keeping_all_of_its_past() -> None:
     assert len(model._past) < 25_000  # 100 ms of passes of 11 us, and what has gathered since
 
 
-def test_what_is_no_profile_is_refused() -> None:
+def test_invalid_profile_of_an_emulated_device_is_refused() -> None:
     with pytest.raises(InputError, match="emulated device"):
         device_model(to_bytes(Emulation("schema: nonsense\n", 32)))
 

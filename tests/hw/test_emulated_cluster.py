@@ -85,7 +85,7 @@ def test_a_pass_takes_what_the_profile_says(found: RunRecord) -> None:
         assert batch.ended_ns >= batch.forward_ended_ns
 
 
-def test_who_reads_a_device_reads_on_when_another_dies(
+def test_sensor_reader_of_a_device_stays_the_same_when_another_server_dies(
     cluster: HardwareCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that starts from scratch loses what it has seen of its period."""

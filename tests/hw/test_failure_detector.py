@@ -22,7 +22,7 @@ def test_an_unanswered_ping_is_a_hang_after_its_time() -> None:
     assert detector.ping(100) == 2  # six fit into a hang
 
 
-def test_who_was_away_blames_nobody() -> None:
+def test_detector_that_was_away_does_not_report_a_hang() -> None:
     detector = FailureDetector(RULES, 0)
     detector.ping(0)
     detector.asked("work", 0)

@@ -186,7 +186,7 @@ def test_a_class_of_ones_own_is_made_only_where_it_is_named(tmp_path: Path) -> N
         torch.testing.assert_close(loaded(images(), (1.0,)), made(images(), (1.0,)))
 
 
-def test_it_knows_which_images_each_member_gets_right(ordinary: Family) -> None:
+def test_evaluation_records_which_images_each_member_classifies_correctly(ordinary: Family) -> None:
     pixels, labels = images(120).numpy(), np.arange(120) % 5
     data = Dataset("any", pixels, labels, pixels, labels, 5)
     evaluation = evaluate(ordinary, data)
@@ -197,7 +197,7 @@ def test_it_knows_which_images_each_member_gets_right(ordinary: Family) -> None:
         assert (evaluation.correct[:, place] == (answer.numpy() == data.test_labels)).all()
 
 
-def test_what_torchvision_makes_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_network_is_built_without_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and options may be a file's, which must not make its reader fetch anything."""
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", None)
     for build in (build_given, build_quantizable):
@@ -234,7 +234,7 @@ def test_int8_answers_nearly_the_same_from_a_quarter_of_the_bytes_and_comes_back
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet34", f"{__name__}:Small"])
-def test_what_torchvision_can_not_quantize_is_told(name: str) -> None:
+def test_network_without_an_int8_form_in_torchvision_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"no int8 form in torchvision; .*resnet18"):
         build_quantizable(Network(name), 5)
 
@@ -280,8 +280,8 @@ class Shared(SlimmableModel):
         return logits
 
 
-def test_one_module_for_two_lanes_breaks_a_rule() -> None:
-    """It raises no error, and alone it is right: the other rules pass it."""
+def test_module_shared_by_two_lanes_breaks_the_concurrency_rule() -> None:
+    """The network raises no error and is right on its own, so the other rules accept it."""
     broken = broken_rules(Network(f"{__name__}:Shared"))
     assert "concurrent" in broken
     assert "functional_call" in broken["concurrent"].remedy

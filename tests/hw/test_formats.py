@@ -55,7 +55,9 @@ def test_each_way_is_timed_on_the_same_images(path: Path) -> None:
     assert "contiguous" in str(found[1])
 
 
-def test_other_labels_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_format_with_different_labels_is_reported_with_its_agreement(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each way is held against the CPU's float32: the first one may be the one that computes something else."""
     as_they_are = _Runner.predictions
 

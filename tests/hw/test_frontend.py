@@ -92,7 +92,7 @@ def test_pixels_are_normalised_as_the_data_set(frontend: Frontend, model: SlimRe
     assert np.allclose(found, wanted.numpy(), atol=1e-4)
 
 
-def test_it_says_what_it_is(frontend: Frontend) -> None:
+def test_frontend_metadata_describes_the_server_and_the_model(frontend: Frontend) -> None:
     assert frontend.ask("GET", "/v2/health/live")[0] == frontend.ask("GET", "/v2/models/tiny/ready")[0] == 200
     assert 0.0 <= frontend.metrics()["slimsched_router_heard_seconds",] < 2.0
     assert "statistics" in json.loads(frontend.ask("GET", "/v2")[2])["extensions"]
@@ -203,8 +203,8 @@ def test_bad_clients_hear_what_is_wrong_and_harm_nobody(frontend: Frontend, what
     frontend.until_inside(0)
 
 
-def test_who_comes_when_too_many_have_connections_hears_so(frontend: Frontend) -> None:
-    """As the protocol has it; when the others have left, they are served."""
+def test_connection_above_the_limit_gets_503_until_others_are_closed(frontend: Frontend) -> None:
+    """The answer follows the protocol, and health and metrics stay reachable."""
     with ExitStack() as stack:
         for _ in range(LIMITS.connections):
             stack.enter_context(socket.create_connection(("127.0.0.1", frontend.port), PATIENCE_S))
@@ -232,7 +232,7 @@ def test_a_client_that_leaves_frees_its_place(frontend: Frontend) -> None:
     assert frontend.infer(IMAGES)[0] == 200
 
 
-def test_who_has_left_costs_no_more_than_a_segment(frontend: Frontend) -> None:
+def test_request_of_a_disconnected_client_runs_at_most_one_segment(frontend: Frontend) -> None:
     passes = frontend.passes()
     frontend.gate.close()
     with socket.create_connection(("127.0.0.1", frontend.port), PATIENCE_S) as client:
@@ -270,8 +270,8 @@ def test_no_more_are_let_in_than_fit(frontend: Frontend) -> None:
     assert frontend.counted("slimsched_requests_total", "429") == 2
 
 
-def test_what_cant_be_answered_in_time_is_not_let_in(frontend: Frontend) -> None:
-    """Half of what is inside takes 0.1 s at the least."""
+def test_request_that_cannot_meet_its_timeout_is_refused(frontend: Frontend) -> None:
+    """Half of the images inside take at least 0.1 s."""
     frontend.gate.close()
     with ThreadPoolExecutor(1) as clients:
         inside = clients.submit(frontend.infer, IMAGES[:20])
@@ -378,7 +378,7 @@ def test_while_no_server_is_up_it_is_not_ready(frontend: Frontend) -> None:
     assert frontend.infer(IMAGES[:1])[0] == 200
 
 
-def test_nothing_is_left_of_those_who_were_served(frontend: Frontend) -> None:
+def test_completed_requests_leave_no_state_in_the_frontend(frontend: Frontend) -> None:
     for _ in range(5):
         assert frontend.infer(IMAGES)[0] == 200
     frontend.until_inside(0)
@@ -407,8 +407,8 @@ def test_at_the_end_all_that_were_accepted_are_answered(frontend: Frontend) -> N
 # -------------------------------------------------------------------------------------------------------- before it
 
 
-def test_who_comes_before_it_is_open_hears_when_to_come_again() -> None:
-    """Whatever is asked, and at once; the process that says so ends with its room."""
+def test_request_before_the_frontend_is_ready_gets_503_with_retry_after() -> None:
+    """Each inference is refused at once, and the process that answers ends when the waiting room is closed."""
     before = {*multiprocessing.active_children()}
     with listen("127.0.0.1", 0, is_safe=False) as listening:
         room = WaitingRoom(listening, None)

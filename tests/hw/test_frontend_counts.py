@@ -19,7 +19,7 @@ SERVERS = (ServerState("a", True, 10, 250_000_000), ServerState("b", False, 0, 0
 SAID = Status(True, 3, 500_000_000, 100, 90.0, 0.8, 50_000_000, SERVERS)
 
 
-def test_what_the_router_says_is_told() -> None:
+def test_metrics_report_the_status_of_the_router() -> None:
     silent = Metrics(lambda: SERVED, lambda: 0, lambda: None, lambda: 0.0)
     assert b"slimsched_ready" not in silent.text()
     told = set(Metrics(lambda: SERVED, lambda: 4, lambda: SAID, lambda: 1.5).text().decode().splitlines())
@@ -56,8 +56,8 @@ def test_a_class_is_counted_by_the_accuracies_of_what_serves() -> None:
     assert b'slimsched_class_images_expected_right_total{class="gold"} 1.7' in metrics.text()
 
 
-def test_what_is_left_of_a_request_that_failed_is_served_no_more() -> None:
-    """Nor does it count against its token's images any longer than the router has it."""
+def test_remaining_images_of_a_failed_request_are_cancelled() -> None:
+    """Cancelled images count against the images of their token only until the router has released them."""
     served = Served("tiny", (2,), 1, 0, (), (), 16)
 
     async def ask() -> tuple[list[object], list[int]]:

@@ -161,7 +161,7 @@ def test_pixels_are_normalised_as_over_http(frontend: Frontend, channel: grpc.Ch
         assert np.allclose(np.frombuffer(raw, "<f4"), wanted, atol=1e-4)
 
 
-def test_it_says_what_it_is(channel: grpc.Channel) -> None:
+def test_grpc_metadata_describes_the_server_and_needs_a_token(channel: grpc.Channel) -> None:
     assert call(channel, "ServerLive", None).live
     assert call(channel, "ServerReady", None).ready
     assert call(channel, "ModelReady", None, name="tiny", version="1").ready
@@ -231,7 +231,7 @@ def test_bad_clients_hear_what_is_wrong_and_harm_nobody(
     frontend.until_inside(0)
 
 
-def test_what_grows_when_it_is_read_is_not_read(opened: Frontend) -> None:
+def test_compressed_or_unfinished_grpc_request_is_refused(opened: Frontend) -> None:
     with grpc.insecure_channel(opened.grpc, compression=grpc.Compression.Gzip) as zipping:
         assert refusal(zipping, **asked(torch.zeros(4, 1, 8, 8)))[0] in ("UNIMPLEMENTED", "INTERNAL")
     waits = threading.Event()
@@ -314,7 +314,7 @@ def test_the_calls_deadline_is_the_requests(frontend: Frontend, channel: grpc.Ch
     assert len(call(channel, "ModelInfer", **asked(IMAGES[:8])).outputs) == 3
 
 
-def test_who_has_left_costs_no_more_than_a_segment(frontend: Frontend, channel: grpc.Channel) -> None:
+def test_request_of_a_disconnected_client_runs_at_most_one_segment(frontend: Frontend, channel: grpc.Channel) -> None:
     passes = frontend.passes()
     frontend.gate.close()
     body = MESSAGES["ModelInferRequest"](**asked(IMAGES[:8])).SerializeToString()

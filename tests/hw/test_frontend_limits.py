@@ -147,7 +147,7 @@ def _greeting(client: socket.socket) -> bytes:
     return b""
 
 
-def test_who_is_not_read_yet_sends_little() -> None:
+def test_grpc_connection_not_yet_read_has_a_small_window() -> None:
     """gRPC itself takes 4 MiB of each call, or more."""
 
     def settings(address: tuple[str, int]) -> dict[int, int]:
@@ -180,7 +180,7 @@ def test_no_more_connections_are_open_than_allowed() -> None:
 
 @pytest.mark.workers
 @pytest.mark.parametrize(("before", "after"), [(200, 2 * 128 + 64 + 64), (1000, 1000)])
-def test_there_are_descriptors_for_both_ports(before: int, after: int) -> None:
+def test_ingress_process_has_descriptors_for_both_ports(before: int, after: int) -> None:
     spec = IngressSpec(SERVED, replace(LIMITS, connections=128), {}, 1.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with listen("127.0.0.1", 0, 0, is_safe=True) as listening:

@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[bytes, str | None]] = {
 
 
 @pytest.mark.parametrize("problem", WRONG)
-def test_what_is_no_request_is_told(problem: str) -> None:
+def test_invalid_request_is_refused_with_its_problem(problem: str) -> None:
     with pytest.raises(RequestError) as found:
         read_request(*WRONG[problem], SERVED)
     assert problem in str(found.value)
@@ -213,7 +213,7 @@ def test_answers_come_as_they_were_wanted(wanted: tuple[bool | None, ...]) -> No
     assert tail == b""
 
 
-def test_one_parameter_asks_for_all_in_binary() -> None:
+def test_binary_data_output_parameter_applies_to_all_outputs() -> None:
     request = read_request(body(parameters={"binary_data_output": True, "timeout": 5}), None, SERVED)
     assert request.outputs == dict.fromkeys(SERVED.outputs, True)
     assert request.timeout_ns == 5_000

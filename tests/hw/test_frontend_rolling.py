@@ -66,7 +66,7 @@ def order(frontend: Frontend, path: Path, told: list[str], version: str = NEXT) 
     return NewModel(starts, ModelChanged(()), took_over, told.append)
 
 
-def test_what_cant_start_changes_nothing(frontend: Frontend, tmp_path: Path) -> None:
+def test_model_that_cannot_start_leaves_workers_and_version_unchanged(frontend: Frontend, tmp_path: Path) -> None:
     broken, told = tmp_path / "broken.safetensors", list[str]()
     broken.write_bytes(b"no model")
     pids = [slot.worker.pid for slot in frontend.cluster.slots]

@@ -136,7 +136,7 @@ def test_weights_are_found_behind_whatever_prefix_and_in_a_head_of_dropout(
         (Head, lambda w: w | {"bias": w["bias"] / 0}, "bias: holds numbers that are not finite"),
     ],
 )  # fmt: skip
-def test_other_weights_are_called_what_they_are(
+def test_weights_that_do_not_fit_the_network_are_refused_with_the_cause(
     kind: type[nn.Module], saved: Callable[[dict[str, Tensor]], dict[str, Tensor]], told: str, digits: Dataset
 ) -> None:
     with pytest.raises(InputError, match=told):
@@ -164,7 +164,7 @@ def cut_short(write: Callable[[Path], object]) -> Callable[[Path], object]:
          "cannot be read as safetensors"),
     ],
 )  # fmt: skip
-def test_other_files_are_called_what_they_are(
+def test_weights_file_of_another_format_is_refused_with_its_kind(
     name: str, write: Callable[[Path], object], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / name)
@@ -183,7 +183,7 @@ def test_other_files_are_called_what_they_are(
         ([torch.zeros(1)], "holds no weights by name"),
     ],
 )  # fmt: skip
-def test_what_holds_no_weights_or_too_many_is_refused(saved: Any, told: str) -> None:
+def test_checkpoint_with_no_or_several_sets_of_weights_is_refused(saved: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         _state_dict(saved, Path("w.pt"))
 
@@ -201,7 +201,7 @@ def test_a_set_of_averages_alone_is_taken() -> None:
         (ValueError("WeightsUnpickler error: Unsupported global: GLOBAL mine.Net was not"), "holds code (mine.Net)"),
     ],
 )
-def test_what_the_reader_says_is_told_in_a_line(error: Exception, told: str) -> None:
+def test_error_of_the_weights_reader_is_explained_in_one_line(error: Exception, told: str) -> None:
     assert told in _why(error)
     assert "\n" not in _why(error)
 

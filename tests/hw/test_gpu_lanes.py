@@ -149,8 +149,8 @@ def test_requests_are_labelled_as_by_the_model(desk: Desk) -> None:
     assert desk.lanes.reset() == 0
 
 
-def test_nobody_waits_for_a_pass(desk: Desk) -> None:
-    """It is launched and looked at; two instances' are on the device at once, and each is told when it has ended."""
+def test_launched_pass_does_not_block_its_lanes_and_its_end_is_reported(desk: Desk) -> None:
+    """The passes of two instances are on the device at once, and each is reported when it has ended."""
     for instance in (1, 2):
         desk.load(instance, 1)
         desk.give((instance,), _images(1), offset=4096 * instance)

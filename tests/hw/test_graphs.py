@@ -101,7 +101,7 @@ def test_each_width_and_size_is_a_pass_of_its_own(model: SlimResNet, path: Path)
     torch.testing.assert_close(narrow, model.forward_segment(_images(2, 7), 1, 0.5, IMAGE), rtol=1e-5, atol=1e-5)
 
 
-def test_what_can_not_be_captured_is_run_as_ever(model: SlimResNet, path: Path) -> None:
+def test_pass_that_cannot_be_captured_runs_without_a_graph(model: SlimResNet, path: Path) -> None:
     recorder = Recorder(refused=3)
     _, instance = _graphed(model, path, recorder)
     for seed in range(4):
@@ -186,8 +186,8 @@ class Counted:
         return self
 
 
-def test_nothing_is_given_back_while_a_pass_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That waits for the whole device, which a capture does not outlive."""
+def test_cached_memory_is_not_released_while_a_pass_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The release waits for the whole device, which would break a capture."""
     seen: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(CAPTURING.locked()))
     empty_cache()

@@ -48,7 +48,7 @@ def own(files: dict[str, ModelFile], model: JoinedModels, width: float) -> tuple
     return name, float(number)
 
 
-def test_it_is_the_models_side_by_side(files: dict[str, ModelFile], model: JoinedModels) -> None:
+def test_joined_model_has_the_keys_and_labels_of_its_models(files: dict[str, ModelFile], model: JoinedModels) -> None:
     spec = model.spec
     assert (spec.segments, spec.input_shape, spec.classes) == (4, (1, 32, 32), 100)
     assert spec.labels[:1] + spec.labels[-2:] == ("cnn 0.125", "vit 0.75", "vit 1")

@@ -41,7 +41,7 @@ class Kept:
         return gather([self.store.row(request) for request in requests])
 
 
-def test_what_would_exceed_the_budget_is_refused_and_changes_nothing() -> None:
+def test_micro_batch_beyond_the_budget_is_refused_without_any_change() -> None:
     """Outputs leave their inputs where they are; room comes back. What arrives lies in the host's memory, pinned."""
     kept = Kept(total_bytes=5 * ROW_BYTES)
     images = kept.put((1, 2, 3))
@@ -82,8 +82,8 @@ def test_a_copy_is_waited_for_before_the_block_goes(monkeypatch: pytest.MonkeyPa
     assert len(kept.store.row(3)[0]) == 1
 
 
-def test_who_sends_holds_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until its own wait: the store may free a micro-batch meanwhile, and its memory must not be used again."""
+def test_micro_batch_freed_during_a_send_is_held_until_the_send_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may free a micro-batch before the send's own wait, and its memory must not be reused until then."""
     kept = Kept()
     kept.put((1, 2))
     kept.put((3, 4, 5))
@@ -131,10 +131,10 @@ def test_on_a_cpu_nothing_is_counted_or_copied() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 8), st.booleans()), max_size=40), st.integers(0, 12))
-def test_what_is_held_is_at_most_twice_what_is_wanted_and_the_slack(
+def test_held_activations_are_at_most_twice_the_needed_bytes_plus_the_slack(
     steps: list[tuple[int, int, bool]], slack_rows: int
 ) -> None:
-    """After any batches and partings; what is read is what was put, and all is free again at the end."""
+    """The bound holds after any puts and releases, rows read as they were put, and all memory is free at the end."""
     kept = Kept(slack_bytes=slack_rows * ROW_BYTES)
     right: dict[int, torch.Tensor] = {}
     for step, (first, count, puts) in enumerate(steps):

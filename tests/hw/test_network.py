@@ -37,7 +37,7 @@ def _plain(address: str) -> socket.socket:
 # ---------------------------------------------------------------------------------------------------------- strangers
 
 
-def test_who_has_the_certificate_is_let_in_says_who_it_is_and_is_not_overheard() -> None:
+def test_peer_with_the_certificate_is_admitted_with_its_greeting_over_tls() -> None:
     with gate() as (opened, admitted):
         end = connected(opened.address, OURS, Hello(7, "somewhere:1"))
         hello, other = admitted.get(timeout=WAIT_S)
@@ -48,8 +48,8 @@ def test_who_has_the_certificate_is_let_in_says_who_it_is_and_is_not_overheard()
         other.close()
 
 
-def test_who_has_another_one_believes_nobody_and_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a worker before a stranger's gate; and as a stranger who would believe ours."""
+def test_peer_with_another_certificate_refuses_the_gate_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer is first a worker at a foreign gate, then a foreign peer that would trust ours."""
     with gate() as (opened, admitted):
         with pytest.raises(OSError, match="verify failed"):
             connected(opened.address, ANOTHER, Hello(7))
@@ -60,7 +60,7 @@ def test_who_has_another_one_believes_nobody_and_is_not_believed(monkeypatch: py
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(100)], ids=len)
-def test_whatever_else_comes_is_turned_away(said: bytes) -> None:
+def test_connection_without_tls_is_refused(said: bytes) -> None:
     with gate() as (opened, admitted):
         end = _plain(opened.address)
         end.sendall(said)
@@ -122,8 +122,8 @@ def _write(routes: Routes, address: str, offset: int, data: bytes) -> None:
     routes.write(address, offset, memoryview(data))
 
 
-def test_what_is_written_stands_there_when_the_writer_goes_on() -> None:
-    """More than a socket holds, to its byte, and nothing beside it; one connection does for many."""
+def test_remote_write_is_in_the_arena_when_the_writer_continues() -> None:
+    """A write larger than a socket buffer changes no other byte, and one connection serves many writes."""
     data = bytes(range(256)) * 4096
     with landing() as (opened, arena), contextlib.closing(Routes(1, OURS)) as routes:
         far = FarArena(SIZE, routes)
@@ -166,7 +166,7 @@ def test_a_fence_waits_for_who_is_in_the_middle_of_writing() -> None:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(SIZE - 5, 10), (0, SIZE + 1), (1 << 40, 8)])
-def test_what_does_not_belong_into_the_arena_is_refused(offset: int, length: int) -> None:
+def test_write_outside_the_arena_is_refused(offset: int, length: int) -> None:
     with landing() as (opened, arena), contextlib.closing(Routes(1, OURS)) as routes:
         with pytest.raises(LinkLostError):
             _write(routes, opened.address, offset, bytes([1]) * length)
@@ -188,7 +188,7 @@ def test_a_link_that_dies_is_told_and_the_next_try_makes_a_new_one() -> None:
             assert bytes(arena.view(0, 4)) == b"back"
 
 
-def test_who_answers_nothing_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_to_a_host_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has lost its power keeps a connection open."""
     monkeypatch.setattr("hw.transport.direct_transfers.PATIENCE_S", 0.5)
     with gate() as (opened, admitted), contextlib.closing(Routes(1, OURS)) as routes:

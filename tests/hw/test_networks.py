@@ -294,8 +294,8 @@ class Failing(Pooled):
         return super().run_segment(segment, weights, x)
 
 
-def test_where_a_network_fails_is_told() -> None:
-    """With the segment and the widths; that its shapes are wrong is no more than a guess."""
+def test_failing_network_is_reported_with_its_segment_and_widths() -> None:
+    """The remedy does not name `input_shape`, because a wrong shape would be no more than a guess."""
     (found,) = broken_rules(Network("tests.hw.test_networks:Failing")).values()
     assert found.problem.startswith("at (2, 0.25, 0.25) it fails: ZeroDivisionError: by nothing (")
     assert "segment, width and previous_width" in found.remedy
@@ -342,8 +342,8 @@ class Counting(Pooled):
         self.register_buffer("steps", torch.zeros((), dtype=dtype), persistent=persistent)
 
 
-def test_what_executors_do_is_tried() -> None:
-    """Feature maps with channels last; and a class that is not even whole is told so."""
+def test_network_that_fails_only_on_executors_breaks_a_rule() -> None:
+    """Feature maps with channels last are tried, and an incomplete class is reported as well."""
     assert "channels last" in broken_rules(Network("tests.hw.test_networks:Flat"))["instances"].problem
     assert "has no attribute" in broken_rules(Network("tests.hw.test_networks:Forgetful"))["spec"].problem
     for persistent in (True, False):

@@ -176,7 +176,7 @@ def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, worker: Work
     assert router.flush()
 
 
-def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, worker: WorkerEnd) -> None:
+def test_messages_sent_before_a_close_are_received_before_the_error(router: RouterEnd, worker: WorkerEnd) -> None:
     said(router, [Ping(number) for number in range(MANY)])
     router.close()
     assert heard(worker, MANY) == [Ping(number) for number in range(MANY)]
@@ -185,7 +185,9 @@ def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, 
             worker.receive()
 
 
-def test_who_is_gone_is_told_to_who_looks_and_soon_to_who_sends(router: RouterEnd, worker: WorkerEnd) -> None:
+def test_closed_port_is_reported_at_once_to_a_receiver_and_soon_to_a_sender(
+    router: RouterEnd, worker: WorkerEnd
+) -> None:
     worker.close()
     worker.close()
     assert is_readable(router, WAIT_S)
@@ -213,7 +215,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, worker: WorkerEnd) -> None:
+def test_bytes_that_are_not_a_message_break_the_port(what: str, joined: Joined, worker: WorkerEnd) -> None:
     joined.send_raw(OTHERS[what])
     assert is_readable(worker, WAIT_S)
     with pytest.raises(PortBrokenError):
@@ -276,8 +278,8 @@ def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) 
 # ---------------------------------------------------------------------------------------- activations, logs, joining
 
 
-def test_what_the_router_has_written_is_there_when_its_worker_hears_of_it(joined: Joined) -> None:
-    """More than the kernel takes at once, from a router that never waits; those bytes, there, and nothing beside."""
+def test_bytes_written_by_the_router_are_in_the_arena_before_its_next_message(joined: Joined) -> None:
+    """Each write exceeds the kernel's buffer, the router never waits, and no other byte changes."""
     mirror = Mirror(ARENA_BYTES, lambda: joined.router)
     for number in range(1, 5):
         data, found = bytes([number]) * (ARENA_BYTES - 1024), list[object]()

@@ -66,8 +66,8 @@ def joins(address: str, home: Path, **environment: str) -> tuple[str, str, float
     return found.stdout.strip(), found.stderr.strip(), time.monotonic() - began_s
 
 
-def test_who_has_the_token_joins_wherever_it_keeps_it(nodes: RayNodes, tmp_path: Path) -> None:
-    """In the environment, in a file, or where Ray itself keeps it: then nothing needs to be set at all."""
+def test_host_with_the_token_joins_from_any_place_of_the_token(nodes: RayNodes, tmp_path: Path) -> None:
+    """The token is in the environment, in a file, or in Ray's default place, which needs no setting."""
     kept = tmp_path / ".ray" / "auth_token"
     kept.parent.mkdir()
     kept.write_text(TOKEN + "\n")
@@ -172,7 +172,7 @@ def test_a_cluster_of_another_version_is_told() -> None:
         entry(address)
 
 
-def test_what_is_no_ray_is_told() -> None:
+def test_address_without_a_ray_cluster_is_refused() -> None:
     with socket.create_server((LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(InputError, match="no Ray cluster answers at"):

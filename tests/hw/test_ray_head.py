@@ -41,8 +41,8 @@ def test_a_run_whose_head_ends_is_told_so(path: Path) -> None:
     assert time.monotonic() - began_s < 40.0
 
 
-def test_who_waits_is_woken_up() -> None:
-    """Nobody listens at that address from the beginning; and what ends before that is not disturbed."""
+def test_lost_ray_head_wakes_a_waiting_run() -> None:
+    """No head listens at the address, and a block that ends earlier is not disturbed."""
     began_s = time.monotonic()
     with pytest.raises(WorkError, match="is gone"), while_head_lives("127.0.0.2:1") as gone:
         time.sleep(60.0)

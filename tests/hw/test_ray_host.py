@@ -50,7 +50,7 @@ def test_a_host_without_room_for_the_model_says_so(monkeypatch: pytest.MonkeyPat
     assert not [path for path in (cache() / "models").iterdir() if path.suffix == ".safetensors"]
 
 
-def test_what_workers_print_is_kept_for_so_many_of_them() -> None:
+def test_printed_output_is_kept_for_a_limited_number_of_workers() -> None:
     for number in range(MAX_LOGS + 5):
         path = fresh_log(f"server{number}")
         path.write_bytes(b"" if number % 2 else b"said")

@@ -102,8 +102,8 @@ def test_a_counter_that_begins_anew_takes_nothing_away() -> None:
     assert device.unmetered_s == 0.0
 
 
-def test_what_nothing_told_of_is_counted() -> None:
-    """As time, not as no power; a counter that tells later makes up for what it covers."""
+def test_time_without_a_power_sample_is_counted_as_unmetered() -> None:
+    """Unmetered time adds no energy; a counter that reports later makes up for the time that it covers."""
     device, servers = shared()
     settle(device, servers, 0)
     device.heard(Sample(NS_PER_S, 40.0, 0.5, None))

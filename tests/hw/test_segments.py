@@ -96,8 +96,8 @@ def test_every_segment_replays_by_itself_and_all_of_them_make_the_log(tmp_path: 
 
 
 @pytest.mark.usefixtures("no_segment_ages")
-def test_what_came_to_the_last_server_is_a_trace(tmp_path: Path, steps: list[LoggedStep]) -> None:
-    """To the nanosecond, wherever the log was cut; nothing is written where nothing came."""
+def test_arrivals_at_the_last_server_are_written_as_a_trace(tmp_path: Path, steps: list[LoggedStep]) -> None:
+    """Times are exact to the nanosecond wherever the log was cut, and a log without arrivals writes no trace."""
     trace, folder = tmp_path / "trace.csv", RunFolder(tmp_path)
     with pytest.raises(InputError, match=r"holds no image of the last `slimsched serve`"):
         write_arrivals(folder, trace)

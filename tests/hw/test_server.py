@@ -91,8 +91,8 @@ def test_no_sample_is_from_the_future(world: World) -> None:
     assert [point.sampled_ns for point in world.ledger.ledger.telemetry] == [4_999_000_000]
 
 
-def test_what_waits_on_a_gpu_is_told_but_is_no_instance(world: World) -> None:
-    """Reports say what is used of the device; a server's peak is of context and instances, as in simulation."""
+def test_waiting_activations_on_a_gpu_are_reported_but_not_in_the_servers_peak(world: World) -> None:
+    """Reports give the used memory of the device; a server's peak is of context and instances, as in simulation."""
     world.server.hear(Report(1, Sample(1, 10.0, 0.5, None), True, 3, 100, ServerCounts(), 1, activation_bytes=7))
     (event,) = world.events[1:]
     assert isinstance(event, ServerReport)

@@ -117,7 +117,7 @@ def test_at_full_width_it_computes_what_the_given_one_does(given: nn.Module, tmp
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet v3", "stack with GroupNorm"])
-def test_it_keeps_the_rules(name: str, tmp_path: Path) -> None:
+def test_slimmed_network_breaks_no_rule(name: str, tmp_path: Path) -> None:
     """BatchNorm, squeeze and excitation, depthwise kernels and GroupNorm, each as executors serve it."""
     model = made_slimmable(shaken(NETWORKS[name]()), images(), (0.5, 1.0))
     save_model(tmp_path / "slim.safetensors", model, "slimmed", {})
@@ -248,7 +248,7 @@ class Odd(nn.Module):
         ("in place", "compute something else"),
     ],
 )
-def test_what_can_not_be_slimmed_is_told(fault: str, told: str) -> None:
+def test_network_that_cannot_be_slimmed_is_refused_with_the_cause(fault: str, told: str) -> None:
     with pytest.raises(UnknownLayerError, match=told):
         slim(Odd(fault).eval())
     for whole in ("", "size"):

@@ -56,7 +56,7 @@ def test_networks_have_their_published_sizes() -> None:
             assert sum(c.params for c in costs) == pytest.approx(params, rel=0.05)
 
 
-def test_what_is_illegal_is_refused(model: SlimResNet) -> None:
+def test_model_with_an_illegal_width_or_segment_raises(model: SlimResNet) -> None:
     """Unknown widths, segments and previous widths raise, and so does a width above the instance's."""
     x = torch.zeros(1, 1, 8, 8)
     for segment, width, previous in ((0, 1.0, 0.0), (4, 1.0, 1.0), (1, 0.3, 0.0), (1, 1.0, 1.0), (2, 1.0, 0.0)):

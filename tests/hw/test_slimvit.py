@@ -13,7 +13,7 @@ from hw.networks.network_files import ModelFile, Network, save_model
 
 
 @pytest.mark.parametrize("name", ["slimvit-tiny", pytest.param("slimvit", marks=pytest.mark.release)])
-def test_it_keeps_the_rules(name: str) -> None:
+def test_slimvit_breaks_no_rule(name: str) -> None:
     assert broken_rules(Network(name)) == {}
 
 
@@ -26,7 +26,7 @@ def test_it_keeps_the_rules(name: str) -> None:
         ("slimvit", 0.25, 7.67e6, 244e3),
     ],
 )
-def test_it_has_its_published_size(name: str, width: float, macs: float, params: float) -> None:
+def test_slimvit_has_its_published_size(name: str, width: float, macs: float, params: float) -> None:
     """Multiply-accumulates, those of attention among them, and parameters (`models.md`)."""
     model = Network(name).build()
     costs = [model.cost(s, width, 0.0 if s == 1 else width) for s in range(1, 5)]
@@ -52,15 +52,15 @@ def test_fewer_heads_are_the_leading_ones_whole() -> None:
     assert not torch.allclose(model._block(weights, prefix, x, head), heard)
 
 
-def test_it_takes_images_of_any_size() -> None:
-    """No table of positions: so images may grow while it is trained."""
+def test_slimvit_takes_images_of_any_size() -> None:
+    """Without a table of positions, images may grow during training."""
     model = SlimVit(SLIMVITS["slimvit-tiny"])
     with torch.no_grad():
         for pixels in (16, 24, 33):
             assert model(torch.randn(2, 3, pixels, pixels), (0.25, 1.0, 0.5, 0.75)).shape == (2, 100)
 
 
-def test_its_file_opens_by_itself(tmp_path: Path) -> None:
+def test_slimvit_file_loads_without_a_network_given(tmp_path: Path) -> None:
     path, model = tmp_path / "model.safetensors", Network("slimvit-tiny").build()
     save_model(path, model, "slimvit-tiny", {})
     for network in (None, Network("slimvit-tiny")):

@@ -59,7 +59,7 @@ def _size(log: IncarnationLog) -> int:
 
 
 @pytest.mark.parametrize("junk", [b"\0\0\0\0", b"\3\0\0\0\x91\x91\x01", b"\2\0\0\0\x91\xc1"])
-def test_what_is_no_log_is_told(log: IncarnationLog, junk: bytes) -> None:
+def test_damaged_worker_log_is_refused_with_the_byte(log: IncarnationLog, junk: bytes) -> None:
     os.write(log._fd, junk)
     with pytest.raises(WorkError, match="the log of a worker is damaged at byte 4"):
         steps_of(log.read(), 0)

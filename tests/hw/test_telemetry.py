@@ -182,7 +182,7 @@ def test_a_refused_field_is_absent_and_the_others_work(field: str, functions: tu
         ),
     ],
 )
-def test_what_a_driver_or_a_library_lacks_is_told_with_the_remedy(
+def test_sensor_field_missing_in_the_driver_or_library_is_described_with_a_remedy(
     nvml_device: dict[str, Any], library: dict[str, tuple[str, ...]], field: str, told: str
 ) -> None:
     words = sensor_of(FakeNvmlDevice(**nvml_device), **library).describe()
@@ -316,8 +316,8 @@ def test_the_limit_is_the_one_that_clips() -> None:
     assert nvml_device_facts(old, Handle(nvml_device))["power_limit_mw"] == "500000"
 
 
-def test_other_processes_are_those_that_are_not_ours() -> None:
-    """None where NVML does not tell, also where its versions do not fit together."""
+def test_processes_of_a_gpu_are_listed_without_those_of_the_run() -> None:
+    """The list is None if NVML gives none, for example because its versions do not fit together."""
     nvml_device = FakeNvmlDevice(processes=[11, 12, 13])
     assert other_processes(FakeNvml(nvml_device), Handle(nvml_device), [12]) == [11, 13]
     old = FakeNvml(nvml_device, missing=("nvmlDeviceGetComputeRunningProcesses_v3",))

@@ -226,9 +226,8 @@ def test_memory_is_counted_in_real_bytes(model: SlimResNet, path: Path) -> None:
     desk.lanes.reset()
 
 
-def test_what_waits_counts_in_the_devices_memory(model: SlimResNet, path: Path) -> None:
-    """As on a GPU. A batch whose outputs have no room runs in halves: who still fits goes on, the rest is told to lack
-    memory, as all are where none fits. A load has no room, either, until what waits is gone."""
+def test_waiting_activations_count_in_the_device_memory(model: SlimResNet, path: Path) -> None:
+    """A batch whose outputs lack memory runs in halves, and a load fails until waiting activations are released."""
     weights, images = model.instance_bytes(1, 1.0), _images(6)
     output_bytes = 4 * math.prod(model.activation_shape(1, 1.0))
     room = 3 * output_bytes
@@ -356,8 +355,10 @@ def test_a_batch_that_memory_cannot_hold_runs_in_parts(moody: Desk) -> None:
     assert _seen(moody) == [7, 4, 2, 2, 3]
 
 
-def test_what_a_pass_had_made_is_gone_before_memory_is_looked_for(moody: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error's traceback holds it: within its handler nothing would be free yet."""
+def test_tensors_of_a_failed_pass_are_freed_before_memory_is_compacted(
+    moody: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error's traceback holds the tensors, so within its handler they would not be free yet."""
     made: list[weakref.ref[torch.Tensor]] = []
     gone: list[bool] = []
 
@@ -374,7 +375,7 @@ def test_what_a_pass_had_made_is_gone_before_memory_is_looked_for(moody: Desk, m
     assert gone == [True] * 3
 
 
-def test_who_breaks_a_batch_is_found(moody: Desk) -> None:
+def test_image_that_breaks_a_batch_fails_without_the_other_images(moody: Desk) -> None:
     """The broken image fails, with the reason; the others have passed. Alone it is the whole batch that broke."""
     images = _images(3)
     images[1] = POISON
@@ -438,7 +439,7 @@ def test_a_broken_context_is_met_where_activations_go(
     assert left == [BROKEN_EXIT]
 
 
-def test_nobody_reads_an_output_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_output_is_complete_and_copied_before_its_input_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for the device is the last of all: an output that would share its input's memory is copied before."""
     model = IdleNet()
     instance, x = model.instance(2, 1.0), torch.randn(2, 8, 8, 8)

@@ -115,7 +115,9 @@ def test_a_foreign_or_damaged_checkpoint_is_refused(few: Dataset, tmp_path: Path
         ({"learning_rate": 1e30}, "diverged in epoch 1"),  # weights that are not numbers are not saved as trained
     ],
 )
-def test_what_teaches_nothing_is_refused(changes: dict[str, Any], problem: str, few: Dataset, tmp_path: Path) -> None:
+def test_training_with_unusable_settings_is_refused_without_a_checkpoint(
+    changes: dict[str, Any], problem: str, few: Dataset, tmp_path: Path
+) -> None:
     network, checkpoint = changes.pop("network", TINY_NETWORK), tmp_path / "checkpoint.safetensors"
     with pytest.raises((InputError, WorkError), match=problem):
         train(network, few, dataclasses.replace(SMALL, **changes), checkpoint=checkpoint)

@@ -125,8 +125,8 @@ WRONG = {
 }
 
 
-def test_what_cannot_be_decoded_is_refused_with_the_expected_size() -> None:
-    """Before anything large is decoded; the process stays, and serves who comes next."""
+def test_undecodable_image_is_refused_with_the_expected_size() -> None:
+    """Nothing large is decoded before the refusal, and the process then serves the next request."""
 
     async def told(transforms: Transforms) -> dict[str, str]:
         found = {}
@@ -154,7 +154,7 @@ def test_any_bytes_are_decoded_or_refused(noise: bytes, at: int, is_png: bool) -
 # -------------------------------------------------------------------------------------------------------- custom code
 
 
-def test_what_clients_send_and_get_is_that_of_the_custom_class(obeying: Served) -> None:
+def test_inputs_and_outputs_of_clients_are_those_of_the_custom_class(obeying: Served) -> None:
     assert obeying.own_inputs == {"text": ("BYTES", 1), "numbers": ("FP64", 2)}
     assert obeying.own_outputs == {"prediction": ("INT64", 1)}
     resizing = tried(replace(GREY, transform="examples.serving.around:AnySize"))

@@ -34,7 +34,7 @@ class Host:
         return False
 
 
-def test_it_wakes_up_early_and_looks_out_for_the_rest() -> None:
+def test_waker_wakes_before_the_deadline_and_polls_for_the_rest() -> None:
     host = Host(overrun_ns=30_000)
     waker = Waker(host.clock_ns, overrun_ns=40_000)
     assert not waker.wait(host.sleep, 3_000_000)
@@ -46,14 +46,14 @@ def test_it_wakes_up_early_and_looks_out_for_the_rest() -> None:
 
 
 @pytest.mark.parametrize("comes_ns", [1_500_000, 2_990_000])
-def test_what_comes_ends_it(comes_ns: int) -> None:
+def test_event_before_the_deadline_ends_the_wait(comes_ns: int) -> None:
     host = Host(overrun_ns=0, comes_ns=comes_ns)
     assert Waker(host.clock_ns, overrun_ns=40_000).wait(host.sleep, 3_000_000)
     assert comes_ns <= host.now_ns < 3_000_000
 
 
-def test_it_measures_what_sleeps_overrun() -> None:
-    """No longer than it may, and never below nothing; with too little time for many it takes what it has."""
+def test_sleep_overruns_are_measured_within_a_time_limit() -> None:
+    """An overrun is never negative, and a short time limit reduces the number of sleeps."""
     found = overruns_ns(sleeps=5)
     assert found == sorted(found)
     assert len(found) == 5

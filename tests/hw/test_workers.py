@@ -402,10 +402,10 @@ def test_a_dead_worker_is_noticed(specs: list[WorkerSpec]) -> None:
             worker.send(Release(()))
 
 
-def test_what_is_no_message_ends_it_with_a_line(
+def test_bytes_that_are_not_a_message_end_the_worker_with_one_line(
     specs: list[WorkerSpec], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its router is not what it should be: nothing is guessed, and people are told on standard error."""
+    """The worker guesses nothing about a faulty router and prints one line to standard error."""
     monkeypatch.setattr("hw.router.local_workers.multiprocessing", multiprocessing)  # its standard error is this one's
     with WorkerProcess(specs[0]) as worker:
         worker.port._write(b"\x01\0\0\0\xc1")
@@ -437,7 +437,7 @@ with _no_interrupts():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_who_looks_on_is_woken_once() -> None:
+def test_nudged_worker_is_woken_only_once() -> None:
     """A nudge that stays would keep an idle worker from ever sleeping again."""
     _, end = socket_pair()
     port = WorkerEnd(ToWorker, end)
@@ -532,7 +532,9 @@ def on_cores() -> Iterator[tuple[Worker, RouterEnd]]:
         each.close()
 
 
-def test_what_holds_memory_is_told_with_each_sample(on_cores: tuple[Worker, RouterEnd]) -> None:
+def test_report_with_each_sample_gives_the_memory_of_instances_and_activations(
+    on_cores: tuple[Worker, RouterEnd],
+) -> None:
     worker, router = on_cores
     for loaded_bytes in (0, TINY.segments):
         worker._obey(Sampled(Sample(0, 1.0, 0.5, None)))
@@ -560,7 +562,7 @@ class OnGpu:
         return replace(fitting, lanes=GreedyLanes(tell), has_own_memory=True, context_bytes=7)
 
 
-def test_what_a_load_took_of_a_gpu_is_booked_and_its_cap_holds() -> None:
+def test_gpu_memory_taken_by_a_load_is_booked_within_the_cap() -> None:
     """The scheduler hears the bytes; a load beyond the cap is undone, and fails for want of memory once it is gone."""
     router, port = _ends()
     room = 100 + sum(params().instance_bytes[spec] for spec in params().preload)
@@ -635,8 +637,8 @@ def test_blocks_do_not_wait_for_a_slow_sensor(
     assert [ident == worker._main for ident in looks] == [False, True]
 
 
-def test_what_it_worked_counts_from_the_first_start(on_cores: tuple[Worker, RouterEnd]) -> None:
-    """However often it is said again, as where the clocks' offset is known better."""
+def test_worker_cpu_time_counts_from_the_first_start(on_cores: tuple[Worker, RouterEnd]) -> None:
+    """A start that is repeated because the clock offset is known better does not reset the count."""
     worker, router = on_cores
     worker._obey(Start(time.monotonic_ns()))
     until_s = time.process_time() + 0.1
@@ -732,7 +734,7 @@ def test_a_worker_reads_its_cores_speed_only_for_a_record(on_cores: tuple[Worker
     assert [message.reference_s > 0 for message in returned] == [False, reads]
 
 
-def test_what_a_lane_could_not_send_is_the_main_threads(
+def test_message_that_a_lane_could_not_send_is_left_to_the_main_thread(
     on_cores: tuple[Worker, RouterEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, _ = on_cores
@@ -742,8 +744,8 @@ def test_what_a_lane_could_not_send_is_the_main_threads(
     assert _is_nudged(worker)
 
 
-def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
-    """The place that was written to is kept until then; no run has begun here."""
+def test_transfer_that_ends_outside_a_run_is_still_reported() -> None:
+    """The destination stays reserved until the report; no run has begun here."""
     router, port = _ends()
     worker = Worker(port, WorkerSpec("one", OnCores(), None), IncarnationLog())
     thread = threading.Thread(target=worker._hear_lane, args=(MoveEnded(Moved(7, (1,), "float32", False)),))

@@ -24,8 +24,10 @@ MAKES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("make, problem", MAKES.values(), ids=MAKES)
-def test_what_is_no_text_file(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
-    """Each is told; where another file names it, by that file and its key."""
+def test_path_that_is_not_a_text_file_is_refused_with_its_problem(
+    make: Callable[[Path], object], problem: str, tmp_path: Path
+) -> None:
+    """The error names the path, or the file and the key that refer to the path."""
     path = tmp_path / "x.yaml"
     make(path)
     with pytest.raises(InputError) as caught:
@@ -71,7 +73,7 @@ def test_the_size_is_asked_before_reading(tmp_path: Path) -> None:
         ("{'a': 1}", "no readable JSON"),
     ],
 )
-def test_what_is_no_json(text: str, problem: str, tmp_path: Path) -> None:
+def test_text_that_is_not_json_is_refused(text: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(InputError) as caught:

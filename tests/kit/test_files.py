@@ -60,7 +60,7 @@ def test_descriptors_are_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "before json more after"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_write_to_a_folder_or_a_socket_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder")
     with socket.socket(socket.AF_UNIX) as server:
@@ -115,7 +115,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
     assert caught.value.filename == "/dev/full"
 
 
-def test_what_is_set_aside_takes_no_ones_place(tmp_path: Path) -> None:
+def test_file_set_aside_does_not_replace_an_earlier_one(tmp_path: Path) -> None:
     for text in ("one", "two", "three"):
         (tmp_path / "x.json").write_text(text)
         set_aside(tmp_path / "x.json", ".damaged")

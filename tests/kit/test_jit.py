@@ -36,8 +36,8 @@ def test_code_is_kept_until_something_that_it_imports_has_changed(tmp_path: Path
     assert hash_of(tmp_path, numbers="TWO = 2\n") == before
 
 
-def test_what_the_engine_is_compiled_from_is_all_of_it() -> None:
-    """The rules in `policies` as well, whether they are imported yet or not."""
+def test_sources_of_the_compiled_engine_are_complete() -> None:
+    """The rules in `policies` are sources as well, whether they are imported yet or not."""
     code = "from kit.jit_cache import sources_of; print(*sources_of('sim.compiled.event_loop'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"policies.compiled.rule_kernels", "sim.compiled.event_loop", "kit.jit", "kit.random_streams"} <= {

@@ -90,8 +90,8 @@ def test_a_mark_is_found_wherever_it_stands() -> None:
     }
 
 
-def test_all_of_a_scenarios_files_in_order(tmp_path: Path) -> None:
-    """With their keys; a shipped profile's is where it lies; names of rules are no files."""
+def test_files_of_a_scenario_are_listed_in_order_with_their_keys(tmp_path: Path) -> None:
+    """A bundled profile is listed at its installed path, and names of rules are not files."""
     path = scenario_with(tmp_path, RATES)
     path.write_text(path.read_text().replace("profile: slow.yaml", "profile: rtx-2080-ti"))
     text = path.read_text().replace("batch_limit: 16, preload: all", "batch_limit: 16")

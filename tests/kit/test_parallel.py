@@ -63,8 +63,8 @@ def test_a_backend_of_joblib_does_the_work_instead(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("workload", ["{kind: trace, file: series.csv}", "{kind: rates, file: series.csv, load: 0.5}"])
-def test_what_travels_needs_no_file(workload: str, tmp_path: Path) -> None:
-    """Neither that of a workload nor a router's: processes may be on other machines."""
+def test_experiment_sent_to_another_process_needs_no_file(workload: str, tmp_path: Path) -> None:
+    """Processes may be on other machines, without the files of the workload and of the router."""
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "series.csv").write_text("\n".join(["time_s,count", *(f"{i / 200},{i % 3}" for i in range(200))]))

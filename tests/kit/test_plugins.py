@@ -40,8 +40,8 @@ def ran(folder: Path) -> list[str]:
         ("told_spaces.inner:Mine", "told_spaces/inner.py: Mine"),  # in a folder that is not a package
     ],
 )
-def test_it_is_told_of_before_it_runs(name: str, file: str, folder: Path) -> None:
-    """File and class, where it is named, and once; packages around it have not run either."""
+def test_custom_class_is_announced_once_before_its_code_runs(name: str, file: str, folder: Path) -> None:
+    """The line names file, class and key; the packages around the class have not run either."""
     said: list[tuple[str, list[str]]] = []
     with telling(lambda line: said.append((line, ran(folder)))):
         own_class(name, "a.yaml", "model.network")
@@ -52,8 +52,8 @@ def test_it_is_told_of_before_it_runs(name: str, file: str, folder: Path) -> Non
 
 @pytest.mark.parametrize("name", ["told_plain:Mine", "told_package.inner:Mine"])
 @pytest.mark.parametrize("use", [own_class, code_hash])
-def test_it_is_refused_before_it_runs(name: str, use: object, folder: Path) -> None:
-    """Naming file and class, what refuses it, and the remedy; afterwards it may run again."""
+def test_custom_class_is_refused_before_its_code_runs(name: str, use: object, folder: Path) -> None:
+    """The error names file, class, option and remedy; the class may run again afterwards."""
     assert callable(use)
     file = f"{name.partition(':')[0].replace('.', '/')}.py: Mine"
     with telling(lambda line: None, is_refused=True), pytest.raises(InputError) as wrong:
@@ -87,7 +87,7 @@ def test_processes_that_are_started_refuse_it(folder: Path) -> None:
     assert ran(folder) == []
 
 
-def test_its_code_is_known_without_running_it(folder: Path) -> None:
+def test_code_hash_of_a_custom_class_is_computed_without_running_it(folder: Path) -> None:
     (folder / "told_plain.py").write_text("import no_such_module_anywhere\nraise SystemExit(3)\n")
     before = code_hash("told_plain:Mine", "a", "b")
     (folder / "told_plain.py").write_text("import no_such_module_anywhere\nraise SystemExit(4)\n")
@@ -138,7 +138,7 @@ def test_installed_packages_are_no_part_of_it(folder: Path, monkeypatch: pytest.
         ("told_plain:Other", "could not be made: AttributeError: "),
     ],
 )
-def test_what_is_not_there_is_one_line(name: str, words: str, folder: Path) -> None:
+def test_missing_custom_class_is_refused_in_one_line(name: str, words: str, folder: Path) -> None:
     with pytest.raises(InputError) as wrong:
         own_class(name, "a.yaml", "model.network")
     assert words in str(wrong.value)

@@ -47,7 +47,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text, line, problem", REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(text: str, line: str, problem: str) -> None:
+def test_invalid_yaml_is_refused_with_its_line_and_problem(text: str, line: str, problem: str) -> None:
     with pytest.raises(InputError) as caught:
         strict.mapping(text, "f.yaml")
     assert (caught.value.source, caught.value.key) == ("f.yaml", line)
@@ -74,8 +74,8 @@ def test_what_is_refused(text: str, line: str, problem: str) -> None:
         ("!!str 1", "1"),
     ],
 )
-def test_what_a_value_is(text: str, value: Any) -> None:
-    """What two programs would read as two numbers is a text, which no key for a number takes."""
+def test_yaml_scalar_is_read_as_its_only_unambiguous_value(text: str, value: Any) -> None:
+    """A scalar that two programs would read as two numbers is a text, which no key for a number accepts."""
     found = strict.mapping(f"a: {text}", "f.yaml")["a"]
     assert found == value
     assert type(found) is type(value)
@@ -95,7 +95,7 @@ PLAIN = st.recursive(
 
 
 @given(st.dictionaries(TEXTS, PLAIN, max_size=5))
-def test_what_is_written_reads_back(raw: dict[str, Any]) -> None:
+def test_mapping_written_as_yaml_reads_back_unchanged(raw: dict[str, Any]) -> None:
     assert strict.mapping(strict.dump(raw), "f.yaml") == raw
 
 
@@ -131,7 +131,7 @@ class Member(StrictModel):
         ("members: []", "members: tuple should have at least 1 item after validation, not 0 (found [])"),
     ],
 )
-def test_what_follows_from_a_mistake_is_no_other(text: str, problem: str) -> None:
+def test_consequence_of_an_invalid_value_is_not_counted_as_another_error(text: str, problem: str) -> None:
     with pytest.raises(InputError) as caught:
         strict.parse(Group, text, "f.yaml")
     assert str(caught.value) == f"f.yaml: {problem}"
@@ -175,7 +175,7 @@ def test_a_text_that_looks_like_a_value_stays_a_text(word: str) -> None:
 
 @pytest.mark.parametrize("kind", TEXTS_OF)
 @given(data=st.data())
-def test_what_is_accepted_is_written_and_reads_the_same(kind: str, data: st.DataObject) -> None:
+def test_accepted_document_is_written_and_reads_back_unchanged(kind: str, data: st.DataObject) -> None:
     words = re.split(r"([\w.]+)", TEXTS_OF[kind])
     place = data.draw(st.integers(0, len(words) // 2 - 1)) * 2 + 1
     words[place] = data.draw(ODD)

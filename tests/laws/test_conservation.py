@@ -245,10 +245,10 @@ def assert_fifo(log: tuple[Any, ...]) -> None:
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(fault_plans(3, for_ever=False), st.integers(0, 20), st.sampled_from([0.0, 0.3]), st.booleans())
-def test_whatever_goes_wrong_everything_ends_and_replays(
+def test_requests_of_a_run_with_any_faults_end_and_its_log_replays(
     faults: tuple[Fault, ...], seed: int, loss: float, shared_medium: bool
 ) -> None:
-    """Faults that pass leave nobody in flight: all complete, or fail for a named reason; the log replays and fits."""
+    """After transient faults each request is completed or failed for a named reason, and the log fits."""
     ways = {"there_s": 1e-3, "back_s": 2e-2}
     profiles = [tiny.profile(f"p{index}", handover=ways) for index in range(3)]
     spec = with_loss(tiny.cluster(profiles, shared_medium=shared_medium), loss)

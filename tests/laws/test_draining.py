@@ -41,7 +41,7 @@ class Drained(Watched):
     st.sampled_from([0, 100_000]),
     st.integers(0, 20),
 )
-def test_whoever_is_drained_whenever_all_complete_at_the_first_try(
+def test_requests_complete_at_the_first_attempt_under_any_draining(
     wishes: list[Wish],
     micro_batch_key: str,
     outstanding_micro_batches: int,

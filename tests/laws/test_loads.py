@@ -55,10 +55,10 @@ def orders(record: Any, server: int) -> list[Any]:
 @pytest.mark.parametrize("spare_bytes", [0, 120_000_000])
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(TUPLES, min_size=1, max_size=3), st.sampled_from([300, 3000]), st.integers(0, 99))
-def test_what_fits_together_is_loaded_once_and_never_evicted(
+def test_instances_that_fit_together_are_loaded_once_and_never_evicted(
     spare_bytes: int, tuples: list[tuple[float, ...]], rate_img_s: float, seed: int
 ) -> None:
-    """Calm or overloaded: as many loads as distinct kinds asked for at most, whether memory is exact or to spare."""
+    """At any rate there is at most one load per kind asked for, whether memory is exact or to spare."""
     kinds = kinds_of(tuples)
     _, record = served(bytes_of(kinds) + spare_bytes, rate_img_s, OneOf(tuples, 4), seed, scale_cap=0)
     for server in (0, 1):

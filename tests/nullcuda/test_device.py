@@ -45,6 +45,6 @@ def test_passes_are_captured_before_their_first_timed_repeat() -> None:
     assert max(calibrated()["first_s"].values()) < CAPTURE_S
 
 
-def test_what_model_check_warns_of_is_what_a_capture_refuses() -> None:
+def test_model_check_warns_of_exactly_the_passes_that_a_capture_refuses() -> None:
     found = run_once(cases.captured_ways)
     assert found == {how: not READING[how] for how in found}

@@ -27,7 +27,7 @@ def test_a_preload_captures_every_size_at_every_previous_width() -> None:
     assert first["ready"]["captures"] - first["before"]["captures"] == cases.PASSES
 
 
-def test_nothing_is_captured_after_a_preload_of_all() -> None:
+def test_cluster_after_a_preload_of_all_captures_no_further_pass() -> None:
     for run in runs():
         assert (run["loads"], run["status"]) == (len(cases.ALL), ["completed"])
         assert run["after"]["captures"] == run["ready"]["captures"]

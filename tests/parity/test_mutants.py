@@ -74,8 +74,8 @@ def test_a_broken_rule_is_noticed(mutant: Mutant, table: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("mutant", UNNOTICEABLE, ids=lambda mutant: mutant.name)
-def test_what_makes_no_difference_makes_none(mutant: Mutant) -> None:
-    """These swaps commute (`mutants` shows why): an engine is free in them, and no scenario can tell."""
+def test_mutant_that_swaps_commuting_steps_is_not_caught(mutant: Mutant) -> None:
+    """The swaps commute (`mutants` shows why): an engine is free in them, and no scenario can distinguish them."""
     met = [n for n, each in enumerate(scenarios()) if each.name.startswith(tuple(COMMUTING))]
     assert len(met) > 100
     assert caught_by(mutant, [*range(len(scenarios()) // 12), *met[::3]]) is None

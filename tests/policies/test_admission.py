@@ -84,7 +84,7 @@ def test_equal_floors_are_refused_alike_and_without_a_limit_nobody_is() -> None:
     assert flood(its, 0, 200) == 1000
 
 
-def test_who_leaves_makes_room_and_a_late_one_takes_some() -> None:
+def test_completed_requests_make_room_and_late_ones_reduce_the_limit() -> None:
     its = core(GoalSet(0.75, 100 * MS, 0.0, 0))
     assert flood(its, 0, 0) == 10
     micro_batch = send(its, 0, 0)

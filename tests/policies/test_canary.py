@@ -113,7 +113,7 @@ def test_a_drained_canary_finishes_what_it_has_begun_and_gets_nothing_else() -> 
     assert valid(core, 3) == [False, True]
 
 
-def test_its_end_leaves_one_version_with_the_new_accuracies() -> None:
+def test_end_of_the_canary_leaves_one_version_with_the_new_accuracies() -> None:
     core = trial()
     arrive(core, 1, CANARY)
     serve(core, 1, 1)

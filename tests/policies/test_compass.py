@@ -48,8 +48,8 @@ def test_a_price_asks_for_the_tuple_that_is_worth_most(
 
 @pytest.mark.parametrize("widths", [(1.0,), (0.5, 1.0)])
 @pytest.mark.parametrize("servers", [1, 2])
-def test_where_there_is_little_to_choose_it_decides_all_the_same(widths: tuple[float, ...], servers: int) -> None:
-    """A single width, a table of a single tuple, one server: with a compiled form, too."""
+def test_compass_with_a_single_width_or_server_still_decides(widths: tuple[float, ...], servers: int) -> None:
+    """The table has a single tuple, and there is a compiled form as well."""
     config = RouterConfig(4, widths, (((True,) * len(widths),) * 4,) * servers, accuracies=(0.76,))
     its = RouterContext(config, LinearCosts(), AccuracyPrior({(1.0,) * 4: 0.76}), (250.0,) * servers)
     router = CompassRule().chooser(its)
@@ -112,7 +112,7 @@ def test_images_stay_while_nobody_else_is_quicker_by_so_much(stay: float, most: 
         assert router.choose(seen, np.random.default_rng(0)).server == chosen
 
 
-def test_its_numbers_are_searched_within_their_bounds() -> None:
+def test_compass_numbers_are_searched_within_their_bounds() -> None:
     numbers = Numbers(level=-3.0, stay=0.4, batching_delay_host=0.7)
     assert Numbers.of_vector(numbers.to_vector()) == numbers
     low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))

@@ -26,8 +26,8 @@ def valid(core: RouterCore, now: int) -> list[bool]:
 
 
 @pytest.mark.parametrize("micro_batch_key", ["location", "any"])
-def test_what_is_there_is_finished_and_moves_on_with_its_next_block(micro_batch_key: str) -> None:
-    """No new micro-batch; the one under way comes back, and its activations are moved: nothing is tried again."""
+def test_request_on_a_drained_server_finishes_its_segment_and_moves_with_the_next(micro_batch_key: str) -> None:
+    """The server gets no new micro-batch, and the activations are moved without a retry."""
     core = router(micro_batch_key=micro_batch_key)
     arrive(core, 0, 1)
     sent = send(core, 0, 0)
@@ -75,8 +75,8 @@ def test_a_wish_outlives_the_death_of_its_server() -> None:
 
 
 @pytest.mark.parametrize("is_asleep", [False, True])
-def test_where_no_other_server_is_up_the_drained_one_serves(is_asleep: bool) -> None:
-    """A wish, no death: nobody waits for ever; and it is kept again as soon as another one is back."""
+def test_drained_server_serves_if_no_other_server_is_up(is_asleep: bool) -> None:
+    """Draining is a wish, so no request waits for ever, and it applies again once another server is back."""
     core = router(outstanding_micro_batches=2)
     handle(core, ServerDraining(0, True), 0)
     arrive(core, 0, 1, 2, 3, 4)

@@ -43,8 +43,7 @@ def test_agrees_with_a_list(steps: list[tuple[str, int, int]]) -> None:
         assert all(fifo.length(k) == sum(k == other for other, _ in model) for k in range(4))
 
 
-def test_it_keeps_nothing_of_what_was_taken() -> None:
-    """Whoever never asks for the head must not make it remember every item for ever."""
+def test_fifo_whose_head_is_never_read_does_not_keep_taken_items() -> None:
     fifo: KeyedFifo[int] = KeyedFifo()
     for item in range(5000):
         fifo.push(item % 3, (item,))

@@ -80,14 +80,14 @@ class Plant:
 
 @pytest.mark.parametrize("rate", [300.0, 30_000.0])
 @pytest.mark.parametrize(("at_rest", "slope"), [(0.72, 0.02), (0.745, 0.002), (0.77, 0.01), (0.76, 0.05)])
-def test_it_comes_to_the_floor_whatever_the_rate_and_the_slope(rate: float, at_rest: float, slope: float) -> None:
+def test_goal_control_reaches_the_floor_at_any_rate_and_slope(rate: float, at_rest: float, slope: float) -> None:
     plant = Plant(GoalControl(FLOOR), rate)
     plant.run(120, lambda shift: at_rest + slope * shift)
     assert plant.run(60, lambda shift: at_rest + slope * shift) == pytest.approx(FLOOR, abs=0.0005)
 
 
-def test_what_others_served_too_narrow_is_made_up_for() -> None:
-    """As a guard does, for a second: afterwards it serves above the floor, and then at it."""
+def test_goal_control_compensates_for_images_that_a_guard_served_too_narrow() -> None:
+    """After one second of a guard, the controller serves above the floor, and then at it."""
     plant = Plant(GoalControl(FLOOR))
     plant.run(200, lambda shift: 0.74 + 0.01 * shift)
     plant.run(1, lambda shift: 0.70, AT_BOTH)
@@ -97,8 +97,8 @@ def test_what_others_served_too_narrow_is_made_up_for() -> None:
     assert plant.run(20, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(FLOOR, abs=0.0003)
 
 
-def test_who_takes_over_after_days_is_as_quick_as_at_the_start() -> None:
-    """What others have served since the start is neither made up for, nor are later images few beside it."""
+def test_controller_that_takes_over_after_days_is_as_fast_as_a_fresh_one() -> None:
+    """Images served before the takeover are not compensated for, and later images are not few next to them."""
     fresh, late = Plant(GoalControl(FLOOR)), Plant(GoalControl(FLOOR, takes_over=True))
     late.seen = changed(late.seen, now_ns=10**6 * SECOND, completed=10**9, accuracy_sum=0.7e9)
     for seconds in (1, 10, 60):
@@ -227,7 +227,7 @@ def test_with_both_goals_it_is_as_accurate_as_the_limit_allows_and_never_below_t
     assert plant.run(60, line, late=steep(at, 3.0)) == pytest.approx(line(shift), abs=0.001)
 
 
-def test_who_takes_over_the_dial_is_not_far_behind() -> None:
+def test_controller_that_takes_over_the_dial_has_not_wound_up() -> None:
     """The limit gives way to the floor when the load rises, and comes back when it falls: neither has wound up."""
     plant = Plant(GoalControl(FLOOR, limit_ns=1))
     plant.run(300, line, late=steep(4.0, 3.0))
@@ -358,6 +358,6 @@ def test_the_table_is_in_the_order_of_the_tuples_numbers() -> None:
     assert config.accuracies[int("0123", 4)] == TABLE[(0.25, 0.5, 0.75, 1.0)]
 
 
-def test_where_a_rung_is_on_its_ladder() -> None:
+def test_end_of_the_dial_follows_from_the_rung_of_the_ladder() -> None:
     assert [end_of_dial(rung, 3) for rung in range(3)] == [AT_WIDEST, FREE, AT_NARROWEST]
     assert end_of_dial(0, 1) == AT_BOTH

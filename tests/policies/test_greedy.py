@@ -129,7 +129,7 @@ def test_another_instance_that_works_serves_those_who_wait() -> None:
     assert of(RunBatch, handle(core, BatchFinished(1, working.batch), 20))[0].requests == (3,)
 
 
-def test_what_can_never_fit_is_rejected_at_once() -> None:
+def test_request_whose_instance_can_never_fit_is_rejected_at_once() -> None:
     core = scheduler(vram_cap_bytes=100 * MB, context_bytes=50 * MB)
     assert arrive(core, 0, 1, 1.0, 1) == [RejectRequests(1, (1,), "instance_too_large")]
 

@@ -91,7 +91,7 @@ def test_accurate_servers_are_filled_first() -> None:
     assert found.shares == pytest.approx((5 / 9, 4 / 9))
 
 
-def test_who_is_not_needed_is_accurate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_a_share_gets_the_most_accurate_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
     """The solver may give a server without a share any tuple; it gets the best one, and its share."""
     monkeypatch.setattr(proteus, "_assign", lambda *numbers: np.array([0, 1]))
     assert plan.__wrapped__(10.0, TWO, WORTH) == plan(10.0, TWO, WORTH)
@@ -183,8 +183,8 @@ def test_headroom_and_utilization_make_it_careful() -> None:
     assert (milp.plan.choice[0] > 0, whole.plan.choice[0]) == (True, 0)
 
 
-def test_what_is_inside_can_be_planned_for() -> None:
-    """As much as would serve it within `clear_s`; without, arrivals alone count."""
+def test_plan_with_a_clearing_time_counts_the_queued_images() -> None:
+    """The plan serves queued images within `clear_s`; without it, arrivals alone count."""
     given = context(servers=1)
     clearing = make_milp(given, given.config.micro_batch_sizes, 2.0, headroom=1.0, utilization=1.0, clear_s=0.5)
     plain = make_milp(given, given.config.micro_batch_sizes, 2.0, headroom=1.0, utilization=1.0)

@@ -101,8 +101,8 @@ def test_activations_of_a_former_incarnation_are_lost_though_the_server_is_back(
     assert location(core, 1) == ROUTER
 
 
-def test_who_is_cancelled_in_the_fifo_is_given_up_at_once() -> None:
-    """Those of the candidate micro-batch as well; the decision about it is asked for again, without them."""
+def test_request_cancelled_in_the_fifo_fails_at_once() -> None:
+    """A request of the candidate micro-batch fails as well, and its decision is asked for again without it."""
     core = router()
     arrive(core, 0, 1, 2, 3)
     decide = ask(core, 0)
@@ -113,7 +113,7 @@ def test_who_is_cancelled_in_the_fifo_is_given_up_at_once() -> None:
     assert (core.failed, core.in_flight, core.fifo_length) == (1, 2, 0)
 
 
-def test_who_is_cancelled_between_segments_frees_its_activations() -> None:
+def test_request_cancelled_between_segments_frees_its_activations() -> None:
     core = router()
     arrive(core, 0, 1, 2)
     back(core, 1, send(core, 0, 0))
@@ -127,8 +127,8 @@ def test_who_is_cancelled_between_segments_frees_its_activations() -> None:
     assert core.next_wake_ns is None
 
 
-def test_who_is_cancelled_in_a_block_passes_its_segment_and_no_other() -> None:
-    """The micro-batch ends, with credit; its other members go on. At the last segment the answer is there, and told."""
+def test_request_cancelled_in_a_micro_batch_ends_after_its_segment() -> None:
+    """The other requests of the micro-batch continue; after the last segment the cancelled one is completed."""
     core = router()
     arrive(core, 0, 1, 2)
     micro_batch = send(core, 0, 0)
@@ -144,7 +144,7 @@ def test_who_is_cancelled_in_a_block_passes_its_segment_and_no_other() -> None:
     assert (core.completed, core.failed, core.in_flight) == (1, 1, 0)
 
 
-def test_who_is_cancelled_is_not_tried_again() -> None:
+def test_cancelled_request_is_not_retried_after_the_server_went_down() -> None:
     core = router()
     arrive(core, 0, 1, 2)
     micro_batch = send(core, 0, 0)

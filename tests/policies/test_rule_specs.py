@@ -117,7 +117,7 @@ def test_parameters_reach_the_router() -> None:
     assert isinstance(FixedRule(placement="power-of-two").chooser(context()).placement, PowerOfTwo)
 
 
-def test_what_is_left_out_is_the_default() -> None:
+def test_rule_file_with_omitted_keys_has_the_defaults() -> None:
     """A file with a schema and a kind is whole: sticky, the largest group, full width."""
     router = rule_from_dict({"schema": "slimsched.rule/1", "kind": "fixed"}).make(context())
     assert isinstance(router, ComposedRouter)

@@ -9,7 +9,7 @@ import numpy as np
 from policies.router_queue import sampled_servers
 
 
-def test_where_there_are_no_more_all_are_looked_at() -> None:
+def test_sample_of_all_servers_or_without_a_size_considers_every_server() -> None:
     assert sampled_servers(1, -1, (), lambda server: True, 16, 16) == ()
     assert sampled_servers(1, -1, (), lambda server: True, 16, 0) == ()
 
@@ -22,7 +22,7 @@ def test_the_activations_server_is_first_and_others_can_take_the_block() -> None
         assert all(server % 2 == 0 for server in sample[1:])
 
 
-def test_where_none_of_them_can_take_it_all_are_looked_at() -> None:
+def test_sample_without_an_eligible_server_considers_every_server() -> None:
     assert sampled_servers(5, 3, (7,), lambda server: False, 100, 8) == ()
 
 

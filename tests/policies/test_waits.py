@@ -26,8 +26,8 @@ def test_an_index_is_a_wait_for_the_next_larger_group() -> None:
     assert WAITS.batching_delay(1, msgspec.structs.replace(seen, candidates=4)) == BatchingDelay(16, 1_000_000)
 
 
-def test_where_nobody_may_be_held_only_going_on_is_left() -> None:
-    """No time is left, or no group is larger; without waits there is no choice at all."""
+def test_mask_without_a_possible_wait_leaves_only_the_immediate_choice() -> None:
+    """A wait needs time left and a larger group; a rule without waits has no choice at all."""
     assert WAITS.mask(SEEN).tolist() == [True, False, False]
     assert WAITS.mask(msgspec.structs.replace(SEEN, batching_delay_left_ns=9, candidates=16)).tolist() == [
         True,

@@ -112,7 +112,7 @@ def test_no_set_that_fits_has_the_floor_for_less_device_time(
             ) * (1 + 1e-9)
 
 
-def test_where_full_width_fits_and_of_several_models_nobody_is_limited() -> None:
+def test_working_sets_are_unlimited_if_full_width_fits_or_for_several_models() -> None:
     its = context(servers=1)
     sizes = {(segment, width): int(8 * width) for segment in range(1, 5) for width in its.config.widths}
     roomy, tight = (GreedyParams(its.config.widths, sizes, 0, 8, cap) for cap in (32, 31))

@@ -73,8 +73,8 @@ def test_logs_of_a_run_without_faults_agree_and_replay() -> None:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(fault_plans(3), st.integers(0, 20), st.sampled_from(["drain", "cut"]))
-def test_whatever_goes_wrong_the_logs_agree(faults: tuple[Fault, ...], seed: int, end: str) -> None:
-    """Also where a killed incarnation's log has lost all that the router had not heard of."""
+def test_logs_of_a_run_with_any_faults_agree(faults: tuple[Fault, ...], seed: int, end: str) -> None:
+    """A killed incarnation's log may lack all that the router had not received."""
     logs = _logs(faults, seed=seed, end=end)
     sent = sum(isinstance(command, SendMicroBatch) for step in logs.router for command in step.commands)
     cut = [replace(each, steps=each.steps[: each.heard]) if each.ended else each for each in logs.incarnations]
@@ -93,8 +93,8 @@ def test_blocks_are_lost_with_a_life_or_under_way_at_a_cut() -> None:
     assert cut.violations == ()
 
 
-def test_what_is_said_after_a_cut_need_not_be_heard() -> None:
-    """Only the last words of an incarnation can be; what it did is told of in the end."""
+def test_messages_sent_after_a_cut_need_not_be_received() -> None:
+    """Only the last messages of an incarnation may be missing at the router; an earlier one may not."""
     logs = _logs(end="cut")
     at = max(n for n, step in enumerate(logs.router) if isinstance(step.event, RequestsReturned))
     event = logs.router[at].event
@@ -106,8 +106,8 @@ def test_what_is_said_after_a_cut_need_not_be_heard() -> None:
     assert any("the router did not receive it" in str(each) for each in found)
 
 
-def test_what_a_killed_life_was_heard_to_say_counts() -> None:
-    """Its last words, of a step that the router had heard of, are missing in the router's log."""
+def test_messages_received_from_a_killed_incarnation_must_be_in_the_routers_log() -> None:
+    """The last answers, of a step that the router had received, are missing in its log."""
     which, incarnation = next((n, each) for n, each in enumerate(DEADLY.incarnations) if each.ended and each.heard > 10)
     place = (incarnation.server, incarnation.incarnation)
     answers = [
@@ -331,7 +331,7 @@ def _with_servers_in_the_routers(logs: Logs) -> Logs:
         (lambda logs: _with_incarnation(logs, ended=WORKER_DIED), "by its note: worker_died; by the router's log"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_told(broken: Callable[[Logs], Logs], told: str) -> None:
+def test_logs_that_disagree_are_reported_with_the_log_and_the_step(broken: Callable[[Logs], Logs], told: str) -> None:
     found = [str(each) for each in _account(broken(WELL)).violations]
     assert any(re.search(told, each) for each in found), found[:5]
 

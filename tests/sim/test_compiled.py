@@ -59,7 +59,7 @@ class AllWrong(BernoulliCorrectness):
         ({"horizon_ns": 20_000 * NS_PER_S}, "longer than 8940 s"),
     ],
 )
-def test_what_it_cannot_do_it_refuses(changes: dict[str, Any], feature: str) -> None:
+def test_compiled_engine_refuses_an_unsupported_feature(changes: dict[str, Any], feature: str) -> None:
     with pytest.raises(UnsupportedScenario, match=feature) as refused:
         CompiledSimulation(*small(**changes))
     assert "--engine simpy" in str(refused.value)

@@ -45,7 +45,7 @@ def test_monotone_whatever_was_measured(curve: tuple[list[int], list[float]]) ->
 
 
 @given(curves())
-def test_one_batch_agrees_with_the_table(curve: tuple[list[int], list[float]]) -> None:
+def test_interpolated_latency_of_one_batch_agrees_with_the_table(curve: tuple[list[int], list[float]]) -> None:
     batches, latency_s = curve
     table = latency_table_s(batches, latency_s, batches[-1])
     for batch in range(1, batches[-1] + 1):

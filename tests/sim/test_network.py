@@ -36,7 +36,7 @@ def test_the_slower_end_sets_the_slowdown() -> None:
     assert network.duration_s(-1, 0, 1000) == 1e-6 + 1e-6
 
 
-def test_what_comes_into_a_rack_passes_its_uplink_too() -> None:
+def test_transfer_into_a_rack_passes_its_uplink_too() -> None:
     """1000 bytes at 100 MB/s, one behind the other, then the server's own link; two more latencies between racks."""
     uplink = Link(latency_s=5e-6, bandwidth_bytes_s=1e8)
     racks = (("a", "x"), ("b", "x"), ("c", "y"))

@@ -46,7 +46,7 @@ def curve(device: DeviceTables, batch: int, at_once: int = AT_ONCE) -> list[Stea
     return steady_points(shared_device(device, KEY, batch, at_once), LOADS)
 
 
-def test_one_saturating_batch_is_processor_sharing() -> None:
+def test_device_with_one_saturating_batch_is_a_processor_sharing_queue() -> None:
     """M/G/1-PS: utilization is the load, latency L / (1 - load), dynamic power the load's share of the full one."""
     device = tables()
     solo_s = device.keys[KEY].latency_ns[BATCH] / NS_PER_S

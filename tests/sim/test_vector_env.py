@@ -219,7 +219,7 @@ def test_seeds_are_one_a_cluster_and_a_mask_resets_some() -> None:
     assert_same_answers(ours.reset(), theirs.reset())
 
 
-def test_what_it_returns_is_the_callers() -> None:
+def test_observations_returned_to_the_caller_do_not_change_with_later_steps() -> None:
     env, _ = pair(plain(), 2)
     kept: list[Any] = [env.reset(seed=0)]
     before = []
@@ -229,7 +229,7 @@ def test_what_it_returns_is_the_callers() -> None:
     assert [repr(each) for each in kept[:-1]] == before
 
 
-def test_what_is_refused() -> None:
+def test_vector_env_refuses_invalid_actions_seeds_and_options() -> None:
     """Actions out of range, a step before the first reset, seeds that don't fit, and what the engine can't do."""
     spec, plan = plain()
     env = SlimClusterVectorEnv(spec, plan, 2)

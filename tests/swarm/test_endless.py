@@ -93,7 +93,7 @@ def mix(*, is_far: bool, kills: int) -> Mix:
 
 
 @pytest.mark.parametrize(("is_far", "kills"), [(True, 0), (False, 50 * MS)])
-def test_nothing_grows_with_requests_or_deaths(
+def test_server_state_does_not_grow_with_requests_or_deaths(
     is_far: bool, kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most: list[Counter[str]] = [Counter(), Counter()]  # in the last fifth before so many requests

@@ -47,7 +47,7 @@ def test_no_law_is_broken(first: int) -> None:
 
 
 @pytest.mark.parametrize("seed", KEPT, ids=KEPT.values())
-def test_what_was_mended_stays_so(seed: int) -> None:
+def test_seed_of_a_fixed_fault_breaks_no_law(seed: int) -> None:
     assert play(seed).steps > 0
 
 

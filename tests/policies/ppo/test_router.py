@@ -114,7 +114,7 @@ def test_the_most_probable_is_torchs(servers: int, rectified: bool) -> None:
 
 
 @pytest.mark.parametrize("servers", [1, 3, 10])
-def test_what_is_drawn_is_torchs(servers: int) -> None:
+def test_choice_drawn_by_the_router_follows_the_distribution_of_torch(servers: int) -> None:
     """2000 views: the uniform number lies in the drawn index's interval of torch's distribution, up to NOISE."""
     reference, router = router_of(servers, deterministic=False)
     rng, again = np.random.default_rng(servers), np.random.default_rng()
@@ -193,7 +193,7 @@ def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
     assert waits_ns <= {2_000_000, 4_000_000, 8_000_000}
 
 
-def test_what_was_read_before_is_not_mixed_up() -> None:
+def test_compiled_router_with_former_views_decides_as_a_fresh_one() -> None:
     """Views that share servers with former ones, of any segment: decided as by a router that has seen nothing yet."""
     _, router = router_of(3, deterministic=True)
     rng = np.random.default_rng(0)

@@ -34,7 +34,7 @@ def saved(path: Path, spec: PolicySpec, deterministic: bool = False) -> Path:
     return path
 
 
-def test_what_a_file_says() -> None:
+def test_policy_spec_reads_back_from_json_unchanged() -> None:
     assert PolicySpec.from_json(SPEC.to_json()) == SPEC
     with pytest.raises(ValueError, match="2 servers, but 1 devices"):
         PolicySpec.of(CONFIG, (250.0, 250.0), ("RTX 2080 Ti",))

@@ -35,7 +35,7 @@ def weights(router: PPORouter) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in router._weights.items()}
 
 
-def test_it_finds_the_best_arm_of_every_context() -> None:
+def test_trained_router_finds_the_best_arm_of_every_context() -> None:
     """The optimum is known, depends on what is seen, and is paid for late: the likeliest choice is it."""
     router = trainer_of(decisions=60_000, batch=1000, minibatch=250, eps_decay=30_000).run()
     seen = np.random.default_rng(0).random((500, SPEC.observation.size)).astype(np.float32)
