@@ -178,11 +178,11 @@ def test_address_without_a_ray_cluster_is_refused() -> None:
         with pytest.raises(InputError, match="no Ray cluster answers at"):
             entry(f"{LOOPBACK}:{port}")
     for address, problem in {
-        f"{LOOPBACK}:{port}": "nobody answers",
+        f"{LOOPBACK}:{port}": "no process answers",
         "nonsense": "is not an address",
         ":1": "is not an address",
         "127.0.0.2:99999": "has no port",
-        "no-such-host.invalid:1": "nobody answers",
+        "no-such-host.invalid:1": "no process answers",
     }.items():
         with pytest.raises(InputError, match=problem):
             entry(address)

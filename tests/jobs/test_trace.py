@@ -49,9 +49,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no share": ({"gpu_share": np.array([0.0, 1, 1])}, "gpu_share: row 0.*0.001 to 1"),
     "more than all of it": ({"gpu_share": np.array([1, 1.5, 1])}, "gpu_share: row 1"),
     "a share of several": ({"gpu_share": np.array([1, 0.5, 1])}, "gpu_share: row 1.*of one GPU alone"),
-    "nowhere": ({"nodes": np.array([0, 1, 1], np.int32)}, "nodes: row 0: 0; allowed: 1 to the job's GPUs"),
+    "nowhere": ({"nodes": np.array([0, 1, 1], np.int32)}, "nodes: row 0: 0; expected 1 to the job's GPUs"),
     "on more nodes than it has GPUs": ({"nodes": np.array([1, 3, 1], np.int32)}, "nodes: row 1: 3"),
-    "an unknown status": ({"status": np.array(["failed", "x", "failed"], object)}, "status: row 1: 'x'; allowed"),
+    "an unknown status": ({"status": np.array(["failed", "x", "failed"], object)}, "status: row 1: 'x'; expected"),
     "an id twice": ({"job_id": np.array(["a", "b", "a"], object)}, "job_id: 'a' occurs more than once"),
 }  # fmt: skip
 
@@ -72,7 +72,7 @@ def _written(path: Path, change: Any) -> None:
     "change, problem",
     [
         (lambda table: table.replace_schema_metadata({}), "schema: None; expected 'slimsched.jobtrace/1'"),
-        (lambda table: table.replace_schema_metadata({b"slimsched": b'{"schema": "x/2"}'}), "schema: 'x/2'; allowed"),
+        (lambda table: table.replace_schema_metadata({b"slimsched": b'{"schema": "x/2"}'}), "schema: 'x/2'; expected"),
         (lambda table: table.replace_schema_metadata({b"slimsched": b"{"}), "schema: None"),
         (lambda table: table.drop_columns(["vc"]), "vc: no such column"),
         (lambda table: table.select([*list(COLUMNS)[::-1]]), "columns in the order nodes"),

@@ -65,8 +65,8 @@ def test_the_size_is_asked_before_reading(tmp_path: Path) -> None:
     "text, problem",
     [
         ("[" * 200_000, "no readable JSON"),
-        ('{"a": NaN}', "NaN is not a number"),
-        ("[-Infinity]", "-Infinity is not a number"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ("[-Infinity]", "-Infinity is not a JSON number"),
         ("9" * 5000, "no readable JSON"),
         ('["\\ud800"]', "surrogates not allowed"),
         ("", "no readable JSON"),

@@ -318,7 +318,7 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
     experiment = load_experiment(path)
     most_img_s = FluidModel(experiment).capacity_img_s()
     assert overload_of(at_rate(experiment, 0.99 * most_img_s)) is None
-    assert f"no router can carry more than {most_img_s:.4g}" in (
+    assert f"no router can sustain more than {most_img_s:.4g}" in (
         overload_of(at_rate(experiment, 1.01 * most_img_s)) or ""
     )
     flash = "{kind: flash, rate_img_s: 3000, factor: 9, at_s: 0, peak_s: 1}"

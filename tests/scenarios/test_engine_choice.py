@@ -74,7 +74,7 @@ def test_auto_engine_takes_simpy_when_the_compiled_engine_cannot_run(
 @pytest.mark.parametrize("began, faster", [("simpy", "compiled"), ("compiled", "simpy")])
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_a_comparison_goes_on_with_the_engine_that_began_it(
-    began: Simulator, quicker: Simulator, is_interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    began: Simulator, faster: Simulator, is_interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Whichever is the faster now; what was interrupted and what is whole; no run is made twice."""
@@ -95,7 +95,7 @@ def test_a_comparison_goes_on_with_the_engine_that_began_it(
     monkeypatch.setattr(comparing_stage, "simulate_all", watched)
     main([*command, "--engine", began])
     assert len(made) == (1 if is_interrupted else 2)
-    if quicker == "compiled":
+    if faster == "compiled":
         make_compiled_quicker(monkeypatch)
     made.clear()
     capsys.readouterr()

@@ -89,7 +89,7 @@ def test_the_message_says_what_why_and_what_to_do() -> None:
         "mean latency -66.7 %, throughput +0.0 %; jsq, load 0.5, seed 0, repeat 1: mean latency -66.7 %, throughput "
         "+0.0 %. "
         "The profiles are of another host, stack or load (`slimsched profile check`), or other programs use the "
-        "machine, or it can't carry the load. To measure these runs again remove .stages/validate-0.json in the run "
+        "machine, or it can't sustain the load. To measure these runs again remove .stages/validate-0.json in the run "
         "folder. To continue anyway: --set validate.go_on=true. Everything that was made is kept"
     )
 

@@ -61,7 +61,7 @@ def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     broken = ["model", "check", 'tests.hw.test_networks:Pooled {"fault": "cost"}']
     assert main(broken) == 1
     assert "expected (macs, params" in capsys.readouterr().out
-    assert "no JSON object" in refused(["model", "check", "tests.hw.test_networks:Pooled [1]"], capsys)
+    assert "not a JSON object" in refused(["model", "check", "tests.hw.test_networks:Pooled [1]"], capsys)
     assert "did you mean 'digits'" in refused(["model", "check", "digit"], capsys)
 
 
@@ -118,7 +118,7 @@ def test_a_table_of_another_network_stops_the_run_at_once(tmp_path: Path, capsys
     save_accuracy(tmp_path / "a.json", paper_table())
     flags = ["--out", str(tmp_path / "run"), "--quiet"]
     path = digits_scenario(tmp_path, ", accuracy: a.json")
-    assert "no measurement of the network" in refused(["run", str(path), *flags], capsys)
+    assert "not a measurement of the network" in refused(["run", str(path), *flags], capsys)
     tuples = Network("digits").build().spec.tuples()
     save_accuracy(tmp_path / "a.json", Evaluation(tuple(tuples), np.ones((100, 256), bool), "feed", "digits"))
     assert "is of the network feed, the checkpoint is" in refused(["run", str(path), *flags], capsys)

@@ -289,7 +289,7 @@ def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_pat
     assert made() == ["serving: skipped, done before"]
     edited = tiny.profile("a", dispatch_s=0.003).to_yaml()
     path.write_text(edited)
-    assert made() == ["profiles/a.yaml was edited since, and is taken so", "serving: skipped, done before"]
+    assert made() == ["profiles/a.yaml was edited since, and is used as it is", "serving: skipped, done before"]
     assert path.read_text() == edited
 
 

@@ -555,7 +555,7 @@ class _Stalling(threading.Thread):
         self.requests = requests
 
     def run(self) -> None:
-        meta = json.dumps({"inputs": [{"shape": [-1, 1]}]}).encode()
+        meta = json.dumps({"inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 1]}]}).encode()
         with self.server.accept()[0] as first:
             first.recv(1 << 16)
             first.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(meta), meta))

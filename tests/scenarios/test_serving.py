@@ -104,7 +104,7 @@ def test_a_host_that_carries_nothing_is_told(experiment: Experiment, monkeypatch
         late = tuple(replace_end(request, 10**12) for request in record.requests)
         return result, replace(record, requests=late)
 
-    with pytest.raises(WorkError, match=r"no load was found that the executors carry here: at .* images/s"):
+    with pytest.raises(WorkError, match=r"no load was found that the executors sustain here: at .* images/s"):
         measure(Host(experiment, changed=never), monkeypatch)
 
 

@@ -59,7 +59,7 @@ def test_age_guard_orders_jobs_past_it_first_oldest_first() -> None:
     order = order_of("saf", no_tables).guarded(850 * S)
     assert np.argsort(order.index(features())).tolist() == [0, 1, 3, 2]
     assert order.wait_moves
-    with pytest.raises(InputError, match="is of jobs that wait"):
+    with pytest.raises(InputError, match="is of waiting jobs"):
         JobPolicy("las", "first-fit", "by-index", age_guard_ns=S)
 
 
