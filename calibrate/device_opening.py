@@ -69,7 +69,7 @@ from hw.transport.messages import (
     Timed,
     TogetherResult,
 )
-from hw.worker.instances import Way, fastest, race
+from hw.worker.instances import ComputeMode, fastest, race
 from hw.worker.torch_outfit import torch_workers
 from kit.errors import WorkError
 from policies.vocabulary import NS_PER_S, Provenance
@@ -379,7 +379,7 @@ def _idle_w(device: DeviceSpec, meter: Meter, probed: Probe, looks: Sequence[Wat
 # ------------------------------------------------------------------------------------------- the fastest way to compute
 
 
-Race = Callable[[ModelFile, Sequence[DeviceSpec], Sequence[int]], Sequence[Way]]
+Race = Callable[[ModelFile, Sequence[DeviceSpec], Sequence[int]], Sequence[ComputeMode]]
 
 
 def settled(request: CalibrationRequest, timed: Race = race) -> tuple[CalibrationRequest, str]:

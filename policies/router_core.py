@@ -90,7 +90,7 @@ class _QueueKey(msgspec.Struct, frozen=True, cache_hash=True):
     alone: int = _TOGETHER
 
 
-class _Tally(msgspec.Struct):
+class _ClassStats(msgspec.Struct):
     """Counts of a class's requests at one version, and the operator's goals for it."""
 
     goal: GoalSet = GoalSet()
@@ -231,7 +231,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     arrived: int
     completed: int
     failed: int
-    tallies: list[_Tally]
+    class_stats: list[_ClassStats]
     next_wake_ns: int | None
     own_limit_ns: int
     room: _Room
@@ -261,7 +261,7 @@ class RouterCore:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
-        self._tallies = [_Tally() for _ in VERSIONS for _ in range(config.class_count)]
+        self._class_stats = [_ClassStats() for _ in VERSIONS for _ in range(config.class_count)]
         self._room = _Room()
         self._own_limit_ns = FOLLOW_NS
         self._accuracies = [self._by_tuple(config.accuracies), None]  # by version
@@ -347,7 +347,7 @@ class RouterCore:
         servers = [replace(server, views={}) for server in self._servers]  # they can be recreated
         return msgspec.msgpack.encode(
             _State(
-                self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
+                self.arrived, self.completed, self.failed, self._class_stats, self.next_wake_ns, self._own_limit_ns,
                 self._room, self._requests, self._fifo.in_order(), self._micro_batches, servers,
                 self._batching_delays.state(), self._question, self._decision, self._all_at_cap,
                 [tuple((table or {}).values()) for table in self._accuracies], list(self._freed),
@@ -364,7 +364,7 @@ class RouterCore:
         self.arrived = state.arrived
         self.completed = state.completed
         self.failed = state.failed
-        self._tallies = state.tallies
+        self._class_stats = state.class_stats
         self.next_wake_ns = state.next_wake_ns
         self._own_limit_ns = state.own_limit_ns
         self._room = state.room
@@ -423,7 +423,7 @@ class RouterCore:
 
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
-        if not has_room(self._room, len(self._requests), self._tallies[event.service_class].rank):
+        if not has_room(self._room, len(self._requests), self._class_stats[event.service_class].rank):
             self.failed += 1
             commands.append(RequestFailed(event.request, REFUSED, 0))
             return
@@ -484,10 +484,10 @@ class RouterCore:
         self._question = _Question(queue_key, requests, self._fifo.length(queue_key), left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        tally = self._tally_of(queue_key.head)
-        goal, others = tally.goal, self.completed - tally.completed
+        stats = self._stats_of(queue_key.head)
+        goal, others = stats.goal, self.completed - stats.completed
         queue_facts = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
-        goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
+        goal_facts = (stats.accuracy_sum, goal.floor, stats.late, goal.limit_ns, goal.energy_weight, others)
         can_take, samples = (lambda index: servers[index].valid), self.config.samples
         sample = sampled_servers(
             self._decision, queue_key.head.location, reversed(self._freed), can_take, len(servers), samples
@@ -644,18 +644,18 @@ class RouterCore:
         self._batching_delays.set_rule(event)
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
-        for tally in self._tallies[event.service_class :: self.config.class_count]:
-            tally.goal = event
+        for stats in self._class_stats[event.service_class :: self.config.class_count]:
+            stats.goal = event
         self._set_room()
 
     def _set_room(self) -> None:
         """Set the number of images that fit within the strictest limit, and the order in which classes are refused."""
-        goals = [tally.goal for tally in self._tallies[: self.config.class_count]]
+        goals = [stats.goal for stats in self._class_stats[: self.config.class_count]]
         limit_ns = min((goal.limit_ns for goal in goals if goal.limit_ns), default=0)
         self._room.images = self.config.sustained_img_s * limit_ns / NS_PER_S
-        for tally in self._tallies:
-            better = sum(goal.floor > tally.goal.floor for goal in goals)
-            tally.rank = better / max(1, len(goals) - 1)
+        for stats in self._class_stats:
+            better = sum(goal.floor > stats.goal.floor for goal in goals)
+            stats.rank = better / max(1, len(goals) - 1)
 
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
@@ -663,7 +663,7 @@ class RouterCore:
     def _change_model(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
         self._accuracies = [self._by_tuple(event.accuracies), self._by_tuple(event.canary_accuracies)]
         count = self.config.class_count
-        self._tallies[count:] = [_Tally(tally.goal) for tally in self._tallies[:count]]
+        self._class_stats[count:] = [_ClassStats(stats.goal) for stats in self._class_stats[:count]]
         for index, state in enumerate(self._servers):
             state.version = CANARY if index in event.canary else STABLE
         self._look_anew(now_ns)
@@ -672,12 +672,12 @@ class RouterCore:
         """Return the accuracy of each width tuple, by which completed requests are counted."""
         return dict(zip(self.config.width_tuples(), accuracies, strict=True)) if accuracies else None
 
-    def _tally_of(self, request: _Request | HeadKey) -> _Tally:
-        return self._tallies[request.version * self.config.class_count + request.service_class]
+    def _stats_of(self, request: _Request | HeadKey) -> _ClassStats:
+        return self._class_stats[request.version * self.config.class_count + request.service_class]
 
-    def _limit_ns_of(self, tally: _Tally) -> int:
+    def _limit_ns_of(self, stats: _ClassStats) -> int:
         """Return a class's limit of p99 latency in force: the router's own, or the operator's; 0 for none."""
-        return tally.goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
+        return stats.goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
 
     def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
         self._batching_delays.is_on = False
@@ -765,16 +765,16 @@ class RouterCore:
         commands: list[RouterCommand],
     ) -> None:
         first = entries[0]  # a micro-batch is of one class and version
-        tally, accuracies = self._tally_of(first), self._accuracies[first.version]
-        limit_ns = self._limit_ns_of(tally)
+        stats, accuracies = self._stats_of(first), self._accuracies[first.version]
+        limit_ns = self._limit_ns_of(stats)
         self.completed += len(requests)
-        tally.completed += len(requests)
+        stats.completed += len(requests)
         for request, entry, is_right in zip(requests, entries, correct, strict=True):
             if accuracies is not None:
-                tally.accuracy_sum += accuracies[entry.widths]
+                stats.accuracy_sum += accuracies[entry.widths]
             if 0 < limit_ns < now_ns - entry.arrived_ns:
-                tally.late += 1
-            note_end(self._room, len(self._requests), 0 < tally.goal.limit_ns < now_ns - entry.arrived_ns)
+                stats.late += 1
+            note_end(self._room, len(self._requests), 0 < stats.goal.limit_ns < now_ns - entry.arrived_ns)
             del self._requests[request]
             commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries, entry.version))
 
@@ -822,10 +822,10 @@ class RouterCore:
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)
         self.failed += 1
-        tally = self._tally_of(entry)
-        if self._limit_ns_of(tally) > 0:
-            tally.late += 1
-        note_end(self._room, len(self._requests), tally.goal.limit_ns > 0)
+        stats = self._stats_of(entry)
+        if self._limit_ns_of(stats) > 0:
+            stats.late += 1
+        note_end(self._room, len(self._requests), stats.goal.limit_ns > 0)
         commands.append(RequestFailed(request, reason, entry.retries))
         if entry.location != ROUTER:
             commands.append(ReleaseActivations(entry.location, (request,)))

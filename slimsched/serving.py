@@ -363,18 +363,18 @@ def steer(
         check_router(router_name, "--router")
         router_name = with_file(router_name, lambda path: str(path.resolve()))
     weights, trial = (None if file is None else str(Path(file).resolve()) for file in (model, canary))
-    wish = operator_control.Steering(
+    steering = operator_control.Steering(
         floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=router_name, model=weights, canary=trial,
         share=share, service_class=service_class, promote=promote or None, take_back=take_back or None,
     )  # fmt: skip
-    request = wish.model_dump(exclude_none=True)
+    request = steering.model_dump(exclude_none=True)
     if not (drain or request):
         if versions := operator_control.versions(Path(run)):
             return CommandResult({"versions": versions}, format_versions(versions))
         flags = "--drain, --floor, --p99, --energy-weight, --router, --model, --canary, --promote or --take-back"
         raise InputError(str(run), "", f"nothing is asked for: give {flags}")
     if request:
-        operator_control.steer(Path(run), wish)
+        operator_control.steer(Path(run), steering)
     if drain:
         request["drain"] = operator_control.drain(Path(run), drain)
     values = {**request, "drain": ", ".join(request["drain"]) or operator_control.NOBODY} if drain else request

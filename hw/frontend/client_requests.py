@@ -154,7 +154,7 @@ class Clients:
             self._ingress.port.post(Drain())
 
 
-class Tally:
+class ServingStats:
     """See `hw.router.run_meters.Watcher`.
 
     Args:

@@ -155,7 +155,7 @@ class Rolling:
 # ------------------------------------------------------------------------------------------------------------- draining
 
 
-Wish = Callable[[], frozenset[int]]
+DrainRequest = Callable[[], frozenset[int]]
 """Returns the indices of the servers that the operator wants drained now."""
 
 
@@ -177,7 +177,7 @@ class Operator:
         orders: returns the changes since the last call.
     """
 
-    drained: Wish = nobody
+    drained: DrainRequest = nobody
     orders: Callable[[], Iterable[Order]] = tuple
 
 
@@ -193,7 +193,7 @@ class Draining:
     """The request for draining as it changes during one run.
 
     Args:
-        wish: polled by `look`.
+        operator request: polled by `look`.
         servers: by index.
         router: the run's core.
         tell_router: takes an event and its time.
@@ -206,7 +206,7 @@ class Draining:
 
     def __init__(
         self,
-        wish: Wish,
+        drain_request: DrainRequest,
         servers: Sequence[RemoteServer],
         router: RouterCore,
         tell_router: Callable[[RouterEvent, int], None],
@@ -214,7 +214,7 @@ class Draining:
         say: Callable[[str], None],
     ) -> None:
         self.times: list[Downtime] = []
-        self._wish = wish
+        self._drain_request = drain_request
         self._servers = servers
         self._router = router
         self._tell_router = tell_router
@@ -225,7 +225,7 @@ class Draining:
 
     def look(self) -> None:
         """Pass on changes of the request, and report servers that are now empty, or needed."""
-        requested = self._wish().intersection(range(len(self._servers)))
+        requested = self._drain_request().intersection(range(len(self._servers)))
         for index in sorted(requested ^ self._requested):
             self._change(index, index in requested)
         self._requested = requested

@@ -18,7 +18,7 @@ import numpy as np
 from hw.clock import NEVER_NS, Host, RunClock
 from hw.host_resources import allow_descriptors
 from hw.networks.network_files import ModelFile
-from hw.router.interventions import Operator, Wish, nobody
+from hw.router.interventions import DrainRequest, Operator, nobody
 from hw.router.local_workers import OneHost
 from hw.router.router_loop import Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
 from hw.router.run_meters import Watcher
@@ -200,7 +200,7 @@ class HardwareCluster:
         routing: Routing,
         on_progress: Callable[[RunProgress], None] | None = None,
         say: Callable[[str], None] = lambda _: None,
-        drained: Wish = nobody,
+        drained: DrainRequest = nobody,
     ) -> RunRecord:
         """Execute one run, in real time; workers are emptied before it.
 

@@ -351,7 +351,7 @@ _IMAGES: Final = 256  # 5 s of 16 cores for the largest network that is bundled
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ComputeMode:
     """The result of one way of computing.
 
     Attributes:
@@ -374,7 +374,7 @@ class Way:
         return f"{self.device.dtype} {order} {1e3 * self.pass_s:.3g} ms, {100 * self.agreement:.1f} % of predictions"
 
 
-def race(file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
+def race(file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[int]) -> list[ComputeMode]:
     """Return each way of computing on one device, timed in turns in a separate process.
 
     Args:
@@ -393,7 +393,7 @@ def race(file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[in
         ) from None
 
 
-def fastest(results: Sequence[Way]) -> Way:
+def fastest(results: Sequence[ComputeMode]) -> ComputeMode:
     """Return the fastest way whose predictions are the CPU's; the first one if no other is notably faster."""
     best = results[0]
     for result in results[1:]:
@@ -404,7 +404,7 @@ def fastest(results: Sequence[Way]) -> Way:
 
 def raced(
     file: ModelFile, candidates: Sequence[DeviceSpec], batches: Sequence[int], tell: Tell = lambda *_: None
-) -> list[Way]:
+) -> list[ComputeMode]:
     """Do as `race`, in this process."""
     torch_device = open_device(candidates[0])
     model, _ = file.load()
@@ -423,7 +423,7 @@ def raced(
         rounds = [[runner.timed_s(micro_batch[:batch]) for runner, batch in laps] for _ in range(ROUNDS)]
     medians_s = dict(zip(laps, map(median, zip(*rounds, strict=True)), strict=True))
     return [
-        Way(candidate, {batch: medians_s[runner, batch] for batch in batches}, agreement)
+        ComputeMode(candidate, {batch: medians_s[runner, batch] for batch in batches}, agreement)
         for candidate, runner, agreement in zip(candidates, runners, agreements, strict=True)
     ]
 

@@ -13,7 +13,7 @@ import numpy as np
 from hw.device_settings import DeviceSpec
 from hw.networks.datasets import Dataset
 from hw.networks.network_files import ModelFile
-from hw.router.interventions import Wish, nobody
+from hw.router.interventions import DrainRequest, nobody
 from hw.router.local_cluster import HardwareCluster
 from hw.router.ray_workers import RayHosts
 from hw.router.router_loop import Routing, RunProgress
@@ -194,7 +194,7 @@ class RealRun:
     measures_costs: bool = False
 
 
-Frontend = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[Wish]]
+Frontend = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[DrainRequest]]
 """Within it, the operator may drain servers (each its name and its host's); see `scenarios.runs.operator_control`."""
 
 
@@ -221,7 +221,7 @@ def run_on_hardware(
     dataset: Dataset | None,
     run: RealRun,
     observer: RunObserver | None = None,
-    drained: Wish = nobody,
+    drained: DrainRequest = nobody,
 ) -> tuple[Result, RunRecord]:
     """Carry out one run on executors that are there.
 
@@ -241,7 +241,7 @@ def _carried_out(
     dataset: Dataset | None,
     run: RealRun,
     observer: RunObserver,
-    drained: Wish,
+    drained: DrainRequest,
 ) -> RunRecord:
     seed = run.seed
     planned = experiment.run_spec(seed, duration_s=run.duration_s, scale=run.scale, end=run.end)

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from hw.clock import RunClock
 from hw.frontend.admission import ClientTerms
-from hw.frontend.client_requests import Clients, Tally
+from hw.frontend.client_requests import Clients, ServingStats
 from hw.frontend.connections import Journal, notify
 from hw.frontend.inference_protocol import Canary, RequestClass, Served
 from hw.frontend.ingress import Ingress, IngressSpec, WaitingRoom, ingress
@@ -53,7 +53,7 @@ from scenarios.job.job_stages import Run
 from scenarios.job.network_stages import load_measured
 from scenarios.job.validation_stage import warn_of_another_stack
 from scenarios.runs.folder import CONTROL, SERVED
-from scenarios.runs.operator_control import Steering, Wishes, accept_wishes
+from scenarios.runs.operator_control import OperatorRequests, Steering, accept_operator_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +127,27 @@ class ModelOrders:
         """Whether one is on its way."""
         return self._read is not None or self._verdict is not None or self._rolls
 
-    def require_no_trial(self, wish: Steering) -> None:
-        """Raise `InputError` if a canary is on, and the wish would change what it is compared with."""
-        if self.trial is not None and (wish.router or wish.model or wish.canary):
-            key = "router" if wish.router else "model" if wish.model else "canary"
+    def require_no_trial(self, steering: Steering) -> None:
+        """Raise `InputError` if a canary is on, and the operator request would change what it is compared with."""
+        if self.trial is not None and (steering.router or steering.model or steering.canary):
+            key = "router" if steering.router else "model" if steering.model else "canary"
             problem = f"a canary is on ({self.trial.candidate.version}); first `--promote` it, or `--take-back`"
             raise InputError("cluster steer", f"--{key}", problem)
 
-    def ask(self, wish: Steering, router: str, floor: float) -> None:
+    def ask(self, steering: Steering, router: str, floor: float) -> None:
         """Have its model serve from some moment on, with this router and at present this floor; or end the canary.
 
         Raises:
             InputError: no canary is on that could end.
         """
-        if path := wish.model or wish.canary:
+        if path := steering.model or steering.canary:
             self._run.say(f"serve: reads {path}")
-            self._read = self._reader.submit(self._models_of, wish, Path(path), router, floor)
-        elif wish.promote or wish.take_back:
+            self._read = self._reader.submit(self._models_of, steering, Path(path), router, floor)
+        elif steering.promote or steering.take_back:
             if self.trial is None:
                 problem = "no canary is on; `--canary FILE` begins one"
-                raise InputError("cluster steer", "--promote" if wish.promote else "--take-back", problem)
-            self._verdict = wish
+                raise InputError("cluster steer", "--promote" if steering.promote else "--take-back", problem)
+            self._verdict = steering
 
     def orders(self, cluster: HardwareCluster, frontend: Ingress, router: str) -> Iterator[NewModel]:
         """Yield the model that was read, for a cluster, and notify clients; report and ignore one that can't serve."""
@@ -212,18 +212,20 @@ class ModelOrders:
             {index: starts[index] for index in servers}, changed, on_taken_over, self._failed, policy, decides
         )
 
-    def _models_of(self, wish: Steering, path: Path, router: str, floor: float) -> tuple[Candidate, Trial | None]:
-        """Return the model that a wish names, and how it is tried if it is a canary."""
-        if wish.canary is None:
+    def _models_of(self, steering: Steering, path: Path, router: str, floor: float) -> tuple[Candidate, Trial | None]:
+        """Return the model that an operator request names, and how it is tried if it is a canary."""
+        if steering.canary is None:
             return self._candidate(path, router, floor), None
         names = [section.name for section in self._run.scenario.classes]
-        number, share, part, of = None, wish.share or CANARY_SHARE, 1.0, "the requests"
-        if wish.service_class is not None:
-            if wish.service_class not in names:
+        number, share, part, of = None, steering.share or CANARY_SHARE, 1.0, "the requests"
+        if steering.service_class is not None:
+            if steering.service_class not in names:
                 expected = " or ".join(names) or "none, as the scenario has no `classes`"
-                raise InputError("cluster steer", "--class", f"found {wish.service_class!r:.40}, expected {expected}")
-            number, share = names.index(wish.service_class), wish.share or 1.0
-            part, of = self._run.scenario.classes[number].share, f"class {wish.service_class}"
+                raise InputError(
+                    "cluster steer", "--class", f"found {steering.service_class!r:.40}, expected {expected}"
+                )
+            number, share = names.index(steering.service_class), steering.share or 1.0
+            part, of = self._run.scenario.classes[number].share, f"class {steering.service_class}"
         candidate = self._candidate(path, router, floor)
         canary = Canary(candidate.version, candidate.experiment.cluster.router.accuracies, share, number)
         servers = canary_servers(self.experiment, share * part)
@@ -381,9 +383,9 @@ def serve(
     slots = SLOTS * config.servers * config.outstanding_micro_batches * config.micro_batch_sizes[-1]
     with (
         real_cluster(without_faults(experiment), model, is_urgent=True) as cluster,
-        accept_wishes(
+        accept_operator_requests(
             run.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
-        ) as wishes,
+        ) as operator_requests,
         CollectionMeter() as garbage,
         ExitStack() as stack,
     ):
@@ -400,8 +402,8 @@ def serve(
             bounds = LogBounds(scenario.serve.log_gb * GB, scenario.serve.log_age_s)
             log = SegmentLog(run.folder / SERVED, bounds, lambda text: run.say(f"serve: {text}"))
             stack.callback(log.close)
-        tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
-        tell = _Teller(open_frontend, tally, journal, wishes)
+        stats = ServingStats([server.name for server in cluster.servers], config, journal, garbage, log)
+        tell = _Teller(open_frontend, stats, journal, operator_requests)
         images = SlotImages(slots_of(open_frontend.arena, served.shape), served.shape)
 
         def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
@@ -410,8 +412,8 @@ def serve(
                 log.watch(core)
             return Clients(open_frontend, images, stack.enter_context(_stopping(journal)), clock)
 
-        operator = Operator(wishes, lambda: orders.orders(wishes, cluster, open_frontend))
-        return cluster.serve(traffic, config, routing, orders.goals, tally, tell, run.say, operator)
+        operator = Operator(operator_requests, lambda: orders.orders(operator_requests, cluster, open_frontend))
+        return cluster.serve(traffic, config, routing, orders.goals, stats, tell, run.say, operator)
 
 
 def _served(run: Run, experiment: Experiment, slots: int) -> Served:
@@ -441,10 +443,12 @@ class _Teller:
     """Reports the router's state: to the ingress, some times a second; to the journal, on changes; to systemd; and to
     the operator the versions that serve."""
 
-    def __init__(self, frontend: Ingress, tally: Tally, journal: Journal, wishes: Wishes) -> None:
+    def __init__(
+        self, frontend: Ingress, stats: ServingStats, journal: Journal, operator_requests: OperatorRequests
+    ) -> None:
         self._frontend = frontend
-        self._wishes = wishes
-        self._tally = tally
+        self._operator_requests = operator_requests
+        self._stats = stats
         self._journal = journal
         self._is_ready = self._was_ready = False
 
@@ -456,9 +460,9 @@ class _Teller:
                 self._journal.note("ready", "serve: ready")
             else:
                 self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
-        self._is_ready = self._tally.is_ready
-        self._frontend.report(self._tally.status(progress))
-        self._wishes.show([to_builtins(version) for version in self._frontend.versions])
+        self._is_ready = self._stats.is_ready
+        self._frontend.report(self._stats.status(progress))
+        self._operator_requests.show([to_builtins(version) for version in self._frontend.versions])
         notify("WATCHDOG=1")
 
 
@@ -485,18 +489,20 @@ class _OperatorOrders:
         current = self._current
         return (GoalSet(current.floor, nanoseconds(current.p99_limit_s), current.energy_weight),)
 
-    def orders(self, wishes: Wishes, cluster: HardwareCluster, frontend: Ingress) -> Iterator[Order]:
+    def orders(
+        self, operator_requests: OperatorRequests, cluster: HardwareCluster, frontend: Ingress
+    ) -> Iterator[Order]:
         """Yield what the operator has changed since the last call; an unreadable request is reported, and ignored."""
         yield from self._models.orders(cluster, frontend, self.router)
         try:
-            while not self._models.is_busy and (wish := next(wishes.steering(), None)) is not None:
-                self._models.require_no_trial(wish)
-                if wish.router is not None:
-                    yield from self._router_orders(wish.router)
-                if goals := wish.model_dump(exclude_none=True, include={"floor", "p99_limit_s", "energy_weight"}):
+            while not self._models.is_busy and (steering := next(operator_requests.steering(), None)) is not None:
+                self._models.require_no_trial(steering)
+                if steering.router is not None:
+                    yield from self._router_orders(steering.router)
+                if goals := steering.model_dump(exclude_none=True, include={"floor", "p99_limit_s", "energy_weight"}):
                     yield from self._goal_orders(goals)
                 # what is asked for later waits until it serves
-                self._models.ask(wish, self.router, max(goal.floor for goal in self.goals))
+                self._models.ask(steering, self.router, max(goal.floor for goal in self.goals))
         except InputError as error:
             self._run.say(f"serve: {error}")
 

@@ -36,7 +36,7 @@ from scenarios.metrics.fidelity import (
 from scenarios.metrics.router_comparison import P99
 from scenarios.metrics.statistics import GOAL_PCT, Ranges, half_width_pct, images_needed
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.operator_control import accept_wishes
+from scenarios.runs.operator_control import accept_operator_requests
 from scenarios.runs.run_store import CORES_FILE, load_point, write_cores, write_run
 from scenarios.runs.simulated_runs import PredictedRun, RunOptions, able_to_run, predict
 from scenarios.show.validation_table import first_far_text
@@ -155,7 +155,9 @@ def validate_experiment(run: Run, experiment: Experiment, plan: ValidationPlan, 
             progress.update(0)  # a run takes longer than its arrivals do: only whole runs show what is left
 
         observer = RunObserver(
-            tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: accept_wishes(folder, servers)
+            tell,
+            lambda text: progress.tell(f"validate: {text}"),
+            lambda servers: accept_operator_requests(folder, servers),
         )
         with closing(
             validate_runs(experiment, model, data, plan, made_in=folder.path, finished=finished, observer=observer)

@@ -280,7 +280,7 @@ def _is_small(result: Result) -> bool:
     return result["images"]["completed"] < MIN_IMAGES
 
 
-def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
+def signature_counts(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
     """Count how many of some runs show each signature, in the order of their first appearance; none is not counted."""
     counts: dict[str, int] = {}
     for signs in of_runs:
@@ -289,7 +289,7 @@ def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
     return counts
 
 
-def tally_text(counts: Mapping[str, int], runs: int) -> str:
+def signature_text(counts: Mapping[str, int], runs: int) -> str:
     """Return `accuracy collapse (3 of 5 runs), ...`."""
     return ", ".join(f"{name} ({count} of {runs} run{'s' if runs > 1 else ''})" for name, count in counts.items())
 

@@ -25,7 +25,7 @@ import numpy as np
 from hw.networks.accuracy_table import MEASURED, PAPER, AccuracyProvenance
 from kit.errors import InputError, nearest
 from policies.vocabulary import Provenance
-from scenarios.metrics.failure_signs import leaves_many, served, tally
+from scenarios.metrics.failure_signs import leaves_many, served, signature_counts
 from scenarios.metrics.fidelity import PairDocument, ValidationDocument, is_flagged, middle_load
 from scenarios.metrics.metric_catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.run_result import Engine, Result, charged_decisions
@@ -261,7 +261,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
     shares = served(runs)
     row["failures"], row["is_flagged"] = shares["failures"], leaves_many(shares)
     row["by_seed"] = {measure.name: [measure.of(run) for run in runs] for measure in PAIRED}
-    row["signatures"] = tally(run["signatures"] for run in runs)
+    row["signatures"] = signature_counts(run["signatures"] for run in runs)
     return row
 
 

@@ -58,7 +58,9 @@ class Steering(StrictModel):
 
 
 @contextmanager
-def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steered: bool = False) -> Iterator[Wishes]:
+def accept_operator_requests(
+    folder: RunFolder, servers: Sequence[Server], *, may_be_steered: bool = False
+) -> Iterator[OperatorRequests]:
     """Let the operator drain these servers within it, and steer them if allowed; yields the operator's requests."""
     folder_of_requests = folder / CONTROL
     with folder.opened():
@@ -69,12 +71,12 @@ def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steere
                 folder_of_requests / _SERVERS,
                 {"servers": [list(server) for server in servers], "may_be_steered": may_be_steered},
             )
-            yield Wishes(folder_of_requests)
+            yield OperatorRequests(folder_of_requests)
         finally:
             shutil.rmtree(folder_of_requests, ignore_errors=True)
 
 
-class Wishes:
+class OperatorRequests:
     """The operator's requests."""
 
     def __init__(self, folder_of_requests: Path) -> None:
@@ -107,7 +109,7 @@ class Wishes:
 
 def _drained(folder_of_requests: Path) -> frozenset[int]:
     matches = [_DRAIN.fullmatch(path.name) for path in folder_of_requests.iterdir()]
-    return frozenset(int(wish[1]) for wish in matches if wish)
+    return frozenset(int(steering[1]) for steering in matches if steering)
 
 
 NOBODY: Final = "none"
@@ -126,11 +128,11 @@ def drain(folder: Path, names: Sequence[str]) -> list[str]:
     indices = [index for name in names if name != NOBODY for index in _indices_of(folder, servers, name)]
     try:
         for index in range(len(servers)):
-            wish = folder_of_requests / f"drain-{index}"
+            steering = folder_of_requests / f"drain-{index}"
             if index in indices:
-                wish.touch()
+                steering.touch()
             else:
-                wish.unlink(missing_ok=True)
+                steering.unlink(missing_ok=True)
     except FileNotFoundError:
         raise _nothing_serves(folder) from None  # it has just ended
     return [servers[index][0] for index in sorted({*indices})]
@@ -146,7 +148,7 @@ def _indices_of(folder: Path, servers: Sequence[Server], name: str) -> list[int]
     return indices
 
 
-def steer(folder: Path, wish: Steering) -> None:
+def steer(folder: Path, steering: Steering) -> None:
     """Change the goals, or the router, of what serves in a folder.
 
     Raises:
@@ -157,7 +159,7 @@ def steer(folder: Path, wish: Steering) -> None:
         raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")
     earlier = [int(match[1]) for path in (folder / CONTROL).iterdir() if (match := _STEER.fullmatch(path.name))]
     name = f"steer-{max(earlier, default=0) + 1:06}-{secrets.token_hex(4)}"
-    write_json(folder / CONTROL / name, wish.model_dump(mode="json"))
+    write_json(folder / CONTROL / name, steering.model_dump(mode="json"))
 
 
 def versions(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from hw.networks.accuracy_table import MEASURED
 from kit.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
-from scenarios.metrics.failure_signs import FLAG, Served, completed_nothing, leaves_many, tally_text
+from scenarios.metrics.failure_signs import FLAG, Served, completed_nothing, leaves_many, signature_text
 from scenarios.metrics.metric_catalogue import ATTAINMENT, MEASURES, OF_CLASSES, SERVED, Measure
 from scenarios.metrics.run_result import Result
 from scenarios.metrics.slo import SloDocument
@@ -145,7 +145,7 @@ def downtime_table(runs: Iterable[tuple[str, Result]]) -> Table | None:
 def signature_lines(comparison: ComparisonDocument) -> list[str]:
     """Return which routers show which failures, in how many of their runs."""
     rows = [row for row in comparison["rows"] if row["signatures"]]
-    return [f"{row['router']} shows {tally_text(row['signatures'], len(row['seeds']))}" for row in rows]
+    return [f"{row['router']} shows {signature_text(row['signatures'], len(row['seeds']))}" for row in rows]
 
 
 _ACCURACY, _P99 = MEASURES["expected_accuracy"], MEASURES["latency_p99_s"]

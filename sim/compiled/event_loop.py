@@ -61,7 +61,7 @@ from sim.compiled.row_access import (
     server_at,
     soonest_ns,
     soonest_server,
-    tally_at,
+    stats_at,
 )
 from sim.compiled.row_layout import (
     ASKED,
@@ -505,11 +505,11 @@ def write_observation(c: Cluster, p: Parameters, plan: Plan, observation: Observ
     observation.candidates, observation.entered_ns = c.candidates, request.entered_ns
     observation.fifo_length, observation.completed = c.fifo_length, c.completed
     observation.batching_delay_left_ns = c.batching_delay_left_ns
-    tally = tally_at(c, p, request.service_class)
-    observation.accuracy_sum, observation.late = tally.accuracy_sum, tally.late
-    observation.goal_floor = tally.floor
-    observation.goal_limit_ns, observation.goal_energy_weight = tally.limit_ns, tally.energy_weight
-    observation.service_class, observation.others_completed = request.service_class, c.completed - tally.completed
+    stats = stats_at(c, p, request.service_class)
+    observation.accuracy_sum, observation.late = stats.accuracy_sum, stats.late
+    observation.goal_floor = stats.floor
+    observation.goal_limit_ns, observation.goal_energy_weight = stats.limit_ns, stats.energy_weight
+    observation.service_class, observation.others_completed = request.service_class, c.completed - stats.completed
     observation.outstanding, observation.up = c.in_flight - c.fifo_length, ints(c)[p.up_at + place_number]
     observation.samples = 0 if plan.sees_all else c.looked
     for position in range(observation.samples if observation.samples else p.servers):

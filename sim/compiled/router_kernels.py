@@ -53,7 +53,7 @@ from sim.compiled.row_access import (
     reschedule,
     server_at,
     sort_by_id,
-    tally_at,
+    stats_at,
 )
 from sim.compiled.row_layout import (
     ALONE,
@@ -67,6 +67,7 @@ from sim.compiled.row_layout import (
     NO_TUPLE,
     NONE,
     SERVER_LOST,
+    ClassStats,
     Cluster,
     Goal,
     Medium,
@@ -77,7 +78,6 @@ from sim.compiled.row_layout import (
     Room,
     Server,
     ServerParams,
-    Tally,
     Trace,
 )
 from sim.host_and_network import PACKET_BYTES
@@ -112,7 +112,7 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
     c.arrived += 1
     plan_arrival(c)
     c.in_flight += 1
-    if not has_room(c.room, c.in_flight - 1, tally_at(c, p, request.service_class).rank):
+    if not has_room(c.room, c.in_flight - 1, stats_at(c, p, request.service_class).rank):
         c.failed += 1
         record_request(c, p, request, FAILED, NO_ROOM, 0, 0, now)
         release(c, p, slot)
@@ -156,9 +156,9 @@ def release(c: Cluster, p: Parameters, slot: int) -> None:
 def set_goal(c: Cluster, p: Parameters) -> None:
     """Set the operator's next goal (`RouterCore._set_goal`), and the time of the one after it."""
     goal = Goal(c.goals_at, 0, c.goal)
-    tally = tally_at(c, p, goal.service_class)
-    tally.floor, tally.limit_ns = goal.floor, goal.limit_ns
-    tally.energy_weight = goal.energy_weight
+    stats = stats_at(c, p, goal.service_class)
+    stats.floor, stats.limit_ns = goal.floor, goal.limit_ns
+    stats.energy_weight = goal.energy_weight
     _set_room(c, p)
     c.goal += 1
     plan_goal(c)
@@ -169,13 +169,13 @@ def _set_room(c: Cluster, p: Parameters) -> None:
     """Run `RouterCore._set_room`."""
     limit_ns = NEVER
     for number in range(p.classes):
-        tally, better = tally_at(c, p, number), 0
-        if tally.limit_ns > 0:
-            limit_ns = min(limit_ns, tally.limit_ns)
+        stats, better = stats_at(c, p, number), 0
+        if stats.limit_ns > 0:
+            limit_ns = min(limit_ns, stats.limit_ns)
         for other in range(p.classes):
-            if tally_at(c, p, other).floor > tally.floor:
+            if stats_at(c, p, other).floor > stats.floor:
                 better += 1
-        tally.rank = better / max(1, p.classes - 1)
+        stats.rank = better / max(1, p.classes - 1)
     c.room.images = p.sustained_img_s * limit_ns / _NS if limit_ns < NEVER else 0.0
 
 
@@ -186,9 +186,9 @@ def plan_goal(c: Cluster) -> None:
 
 
 @kernel
-def limit_ns(c: Cluster, tally: Tally) -> int:
+def limit_ns(c: Cluster, stats: ClassStats) -> int:
     """Compute `RouterCore._limit_ns_of`."""
-    return tally.limit_ns if c.own_limit_ns == NONE else c.own_limit_ns
+    return stats.limit_ns if c.own_limit_ns == NONE else c.own_limit_ns
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
@@ -671,15 +671,15 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
     if segment + 1 == p.segments:
         is_right = is_correct(c, request.id, code)
         member.accuracy = is_right
-        tally = tally_at(c, p, request.service_class)
+        stats = stats_at(c, p, request.service_class)
         c.completed += 1
-        tally.completed += 1
+        stats.completed += 1
         if p.top1_at != NONE:
-            tally.accuracy_sum += reals(p)[p.top1_at + code]
+            stats.accuracy_sum += reals(p)[p.top1_at + code]
         took_ns = now - request.arrived_ns
-        if 0 < limit_ns(c, tally) < took_ns:
-            tally.late += 1
-        note_end(c.room, c.in_flight, 0 < tally.limit_ns < took_ns)
+        if 0 < limit_ns(c, stats) < took_ns:
+            stats.late += 1
+        note_end(c.room, c.in_flight, 0 < stats.limit_ns < took_ns)
         record_request(c, p, request, COMPLETED, NO_REASON, request.retries, is_right, now)
         release(c, p, slot)
     else:
@@ -732,10 +732,10 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
 def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     request = request_at(c, p, slot)
     c.failed += 1
-    tally = tally_at(c, p, request.service_class)
-    if limit_ns(c, tally) > 0:
-        tally.late += 1
-    note_end(c.room, c.in_flight - 1, tally.limit_ns > 0)
+    stats = stats_at(c, p, request.service_class)
+    if limit_ns(c, stats) > 0:
+        stats.late += 1
+    note_end(c.room, c.in_flight - 1, stats.limit_ns > 0)
     credit_given_up(c, p, request, now)
     record_request(c, p, request, FAILED, reason, request.retries, 0, now)
     release(c, p, slot)

@@ -24,6 +24,7 @@ from sim.compiled.row_layout import (
     BatchQueue,
     BatchRow,
     Calendar,
+    ClassStats,
     Cluster,
     Credit,
     Device,
@@ -49,7 +50,6 @@ from sim.compiled.row_layout import (
     ServerParams,
     ServerSeen,
     Stages,
-    Tally,
     Terms,
     Times,
     Trace,
@@ -142,9 +142,9 @@ def place_of(p: Parameters, request: Request) -> int:
 
 
 @kernel
-def tally_at(c: Cluster, p: Parameters, service_class: int) -> Tally:
+def stats_at(c: Cluster, p: Parameters, service_class: int) -> ClassStats:
     """Return a class's counts and goals."""
-    return Tally(c, p.tallies_at, service_class)
+    return ClassStats(c, p.class_stats_at, service_class)
 
 
 @kernel
@@ -546,11 +546,11 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     head.candidates, head.entered_ns = c.candidates, request.entered_ns
     head.fifo_length, head.completed = c.fifo_length, c.completed
     head.batching_delay_left_ns = c.batching_delay_left_ns
-    tally = tally_at(c, p, request.service_class)
-    head.accuracy_sum, head.late = tally.accuracy_sum, tally.late
-    head.goal_floor, head.goal_limit_ns = tally.floor, tally.limit_ns
-    head.goal_energy_weight = tally.energy_weight
-    head.service_class, head.others_completed = request.service_class, c.completed - tally.completed
+    stats = stats_at(c, p, request.service_class)
+    head.accuracy_sum, head.late = stats.accuracy_sum, stats.late
+    head.goal_floor, head.goal_limit_ns = stats.floor, stats.limit_ns
+    head.goal_energy_weight = stats.energy_weight
+    head.service_class, head.others_completed = request.service_class, c.completed - stats.completed
     at = _HEAD_SEEN
     for index in range(p.servers):
         server, view = server_at(c, p, index), ServerSeen(out, at)

@@ -221,7 +221,7 @@ class Goal(Record):
     service_class = INT
 
 
-class Tally(Record):
+class ClassStats(Record):
     """The counts of a class's requests, and its goals (`policies.router_core`)."""
 
     completed = late = limit_ns = INT
@@ -421,7 +421,7 @@ class Parameters(Record):
     mean_accuracy = REAL
     sustained_img_s = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
-    tallies_at = INT
+    class_stats_at = INT
     samples = up_at = looked_at = freed_at = uplinks = observed_at = powers_at = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT

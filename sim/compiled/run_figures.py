@@ -22,12 +22,12 @@ from sim.compiled.row_layout import (
     FAILED,
     NONE,
     REASONS,
+    ClassStats,
     Device,
     Parameters,
     RequestRow,
     Server,
     Stages,
-    Tally,
 )
 
 
@@ -64,7 +64,7 @@ _FIRST_S, _RATIO = 1e-5, 1.005  # of a histogram of latencies; 4096 buckets reac
 _SERVERS_AT = RequestRow.size + Stages.size + 1
 
 
-class _Tally(Record):
+class _ClassStats(Record):
     counted = unfinished = failed = INT
     sum_s = squares = accuracy = REAL
     moves = INT
@@ -72,12 +72,12 @@ class _Tally(Record):
 
 
 @entry
-def tally(
+def stats(
     records: Ints, size: int, begin_ns: int, end_ns: int, segments: int, widths: int, prior: Reals,
     counts: Ints, out: Ints,
 ) -> None:  # fmt: skip
     """Sum over the requests that arrived in the window; an uncompleted one counts with its waiting time so far."""
-    totals = _Tally(out)
+    totals = _ClassStats(out)
     for n in range(len(records) // size):
         request = RequestRow(records, n * size)
         if request.arrived_ns < begin_ns or request.arrived_ns > end_ns:
@@ -142,16 +142,16 @@ class RunScore:
 
 def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> RunScore:
     """Return the figures of a run that has ended; `priors` by the number of a width tuple (`tuple_priors`)."""
-    totals, counts = _Tally.blank(), np.zeros(_BUCKETS, np.int64)
+    totals, counts = _ClassStats.blank(), np.zeros(_BUCKETS, np.int64)
     program, records = run.program, run.records.requests[: run.cluster.request_rows]
-    tally(
+    stats(
         records.view(np.int64), records.itemsize // 8, begin_ns, run.cluster.horizon_ns, program.segments,
         program.width_count, priors, counts, totals.numbers,
     )  # fmt: skip
     total = max(1, totals.counted)
     completed = max(1, totals.counted - totals.unfinished)
     mean_s = totals.sum_s / total
-    classes = [Tally(run.cluster, run.shape.p.tallies_at, number) for number in range(run.shape.p.classes)]
+    classes = [ClassStats(run.cluster, run.shape.p.class_stats_at, number) for number in range(run.shape.p.classes)]
     return RunScore(
         images=totals.counted,
         unfinished=totals.unfinished,

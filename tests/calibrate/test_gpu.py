@@ -15,7 +15,7 @@ from calibrate.plan_execution import Measurements, measure
 from calibrate.profile_fit import CONCURRENCY_ERROR, ENERGY_ERROR, PATH_ERROR, REPEATABILITY, SOLO_ERROR, fit
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
-from hw.worker.instances import Way
+from hw.worker.instances import ComputeMode
 from kit.errors import InputError
 from sim.device_profile import Profile
 from sim.device_tables import compile_tables
@@ -47,7 +47,7 @@ def test_profile_is_measured_at_exactly_the_batch_sizes_served(tmp_path: Path, l
     found = profile_of(FakeBench(), path, limit=limit)
     wanted = CalibrationRequest(ModelFile(path), DeviceSpec("cuda"), 60.0, limit, tmp_path / "none")
     micro_batch_s = dict.fromkeys(powers_of_two(limit), 1.0)
-    loaded = settled(wanted, lambda file, ways, batches: [Way(ways[0], micro_batch_s, 1.0)])[0].device
+    loaded = settled(wanted, lambda file, ways, batches: [ComputeMode(ways[0], micro_batch_s, 1.0)])[0].device
     assert isinstance(loaded, DeviceSpec)
     served = compile_tables(found, limit).padded_sizes
     assert served == found.padded_sizes == loaded.warm_sizes

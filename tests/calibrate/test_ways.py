@@ -14,7 +14,7 @@ from calibrate.device_opening import settled
 from calibrate.measurement_plan import padded_sizes, powers_of_two
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
-from hw.worker.instances import Way
+from hw.worker.instances import ComputeMode
 
 LAST = DeviceSpec(kind="cuda")
 FIRST = replace(LAST, channels_last=False)
@@ -27,13 +27,13 @@ def _wanted(
     return CalibrationRequest(FILE, device, 60.0, 32, log_path, peer=device, candidates=candidates)
 
 
-def _first_wins(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
+def _first_wins(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[ComputeMode]:
     """Its fixed part of a pass is small: 12 images padded to 16 would cost more than a pass saves."""
     assert (file, tuple(batches)) == (FILE, (1, 2, 4, 8, 16, 32))
-    return [Way(way, {batch: (1 + (way == LAST)) * batch for batch in batches}, 1.0) for way in ways]
+    return [ComputeMode(way, {batch: (1 + (way == LAST)) * batch for batch in batches}, 1.0) for way in ways]
 
 
-def _never(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[Way]:
+def _never(file: ModelFile, ways: Sequence[DeviceSpec], batches: Sequence[int]) -> list[ComputeMode]:
     raise AssertionError("nothing is left open")
 
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hw.clock import RunClock
 from hw.frontend.admission import Limits
-from hw.frontend.client_requests import Clients, Tally
+from hw.frontend.client_requests import Clients, ServingStats
 from hw.frontend.connections import Journal, listen
 from hw.frontend.inference_protocol import Served
 from hw.frontend.ingress import Ingress, IngressSpec, ingress
@@ -83,7 +83,7 @@ class Frontend:
     stop: threading.Event
     end: Future[RunProgress]
     traffic: list[Clients]
-    tally: Tally
+    stats: ServingStats
     ticks: list[int]
     ingress: Ingress
     orders: deque[Order]
@@ -129,7 +129,7 @@ class Frontend:
         """
         wanted = len(self.ticks) + 2
         self.until(lambda: len(self.ticks) >= wanted)
-        return sum(server.images for server in self.tally.servers)
+        return sum(server.images for server in self.stats.servers)
 
     def decides_and_is_not_ready(self) -> bool:
         self.gate.allowed.release()
@@ -146,7 +146,7 @@ def open_frontend(cluster: HardwareCluster, transform: str = "") -> Iterator[Fro
     served = tried(served) if transform else served
     names = [server.name for server in cluster.servers]
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
-    gate, stop, tally = Gate(), threading.Event(), Tally(names, config, JOURNAL, CollectionMeter())
+    gate, stop, stats = Gate(), threading.Event(), ServingStats(names, config, JOURNAL, CollectionMeter())
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
     spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (
@@ -168,18 +168,18 @@ def open_frontend(cluster: HardwareCluster, transform: str = "") -> Iterator[Fro
 
         def tell(progress: RunProgress) -> None:
             ticks.append(progress.now_ns)
-            open_ingress.port.post(tally.status(progress))
+            open_ingress.port.post(stats.status(progress))
 
         def serve() -> RunProgress:
             operator = Operator(orders=given)
             try:
-                return cluster.serve(traffic, config, routing, (GoalSet(),), tally, tell, lambda _: None, operator)
+                return cluster.serve(traffic, config, routing, (GoalSet(),), stats, tell, lambda _: None, operator)
             finally:
                 open_ingress.port.close()
 
         assert listening.grpc is not None
         port, end = listening.http.getsockname()[1], hands.submit(serve)
-        frontend = Frontend(port, listening.grpc, gate, cluster, stop, end, made, tally, ticks, open_ingress, orders)
+        frontend = Frontend(port, listening.grpc, gate, cluster, stop, end, made, stats, ticks, open_ingress, orders)
         frontend.until(lambda: frontend.end.done() or frontend.ask("GET", "/v2/health/ready")[0] == 200)
         try:
             yield frontend

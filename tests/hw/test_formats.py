@@ -10,7 +10,7 @@ import torch
 from hw.device_settings import DeviceSpec
 from hw.networks.network_files import ModelFile
 from hw.subprocesses import here
-from hw.worker.instances import MAY_LOSE, WORTH, Way, _Runner, fastest, race, raced
+from hw.worker.instances import MAY_LOSE, WORTH, ComputeMode, _Runner, fastest, race, raced
 from kit.errors import InputError, WorkError
 
 LAST, FIRST = DeviceSpec(channels_last=True), DeviceSpec(channels_last=False)
@@ -23,9 +23,9 @@ def _opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hw.worker.instances.open_device", lambda device: torch.device("cpu"))
 
 
-def _ways(*seconds: float, agreement: float = 1.0, first: float = 1.0) -> list[Way]:
+def _ways(*seconds: float, agreement: float = 1.0, first: float = 1.0) -> list[ComputeMode]:
     return [
-        Way(device, {2: s}, first if device.dtype == "float32" else agreement)
+        ComputeMode(device, {2: s}, first if device.dtype == "float32" else agreement)
         for device, s in zip((LAST, FIRST, HALF), seconds, strict=False)
     ]
 
@@ -41,7 +41,7 @@ def _ways(*seconds: float, agreement: float = 1.0, first: float = 1.0) -> list[W
         (_ways(1.0), LAST),
     ],
 )
-def test_the_quickest_is_taken_whose_labels_are_the_same(ways: list[Way], wanted: DeviceSpec) -> None:
+def test_the_quickest_is_taken_whose_labels_are_the_same(ways: list[ComputeMode], wanted: DeviceSpec) -> None:
     """What is hardly faster is not: the next calibration would say the other."""
     assert fastest(ways).device == wanted
 

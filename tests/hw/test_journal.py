@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.frontend.client_requests import Tally
+from hw.frontend.client_requests import ServingStats
 from hw.frontend.connections import Journal, Sparing, notify
 from hw.host_resources import CollectionMeter
 from hw.router.router_loop import RunProgress
@@ -78,9 +78,9 @@ def test_thousands_of_failures_are_ten_lines_a_second(monkeypatch: pytest.Monkey
 def test_goals_of_classes_are_nobodys_but_their_own() -> None:
     """What all images reach is not held against the first class's floor."""
     config = replace(router(2), classes=("gold", "bronze"))
-    tally = Tally(["a", "b"], config, Journal(lambda _: None, as_json=True), CollectionMeter())
-    tally.observe_router(GoalSet(0.76, 50, 0.0, 0), (), 0)
-    status = tally.status(RunProgress(0, 0, 0, 0, 0))
+    stats = ServingStats(["a", "b"], config, Journal(lambda _: None, as_json=True), CollectionMeter())
+    stats.observe_router(GoalSet(0.76, 50, 0.0, 0), (), 0)
+    status = stats.status(RunProgress(0, 0, 0, 0, 0))
     assert (status.floor, status.limit_ns) == (0.0, 0)
 
 
@@ -88,8 +88,8 @@ def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> No
     lines = list[str]()
     config = router(2)
     config = replace(config, accuracies=tuple(0.5 + 0.01 * place for place, _ in enumerate(config.width_tuples())))
-    tally = Tally(["a", "b"], config, Journal(lines.append, as_json=True), CollectionMeter())
-    assert not tally.is_ready
+    stats = ServingStats(["a", "b"], config, Journal(lines.append, as_json=True), CollectionMeter())
+    assert not stats.is_ready
     widths = list(config.width_tuples())[3]
     events = (
         ServerUp(0, 1),
@@ -99,16 +99,16 @@ def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> No
         ServerDown(0, 1, "died"),
     )
     for event in events:
-        tally.observe_router(event, (), 0)
-    tally.observe_router(GoalSet(0.6, 7), (), 0)
-    tally.observe_router(RouterTimer(), [RequestCompleted(request, widths, False, 0) for request in range(3)], 0)
-    tally.observe_router(ModelChanged((0.25,) * len(config.accuracies)), (), 0)
-    tally.observe_router(RouterTimer(), [RequestCompleted(3, widths, False, 0)], 0)
+        stats.observe_router(event, (), 0)
+    stats.observe_router(GoalSet(0.6, 7), (), 0)
+    stats.observe_router(RouterTimer(), [RequestCompleted(request, widths, False, 0) for request in range(3)], 0)
+    stats.observe_router(ModelChanged((0.25,) * len(config.accuracies)), (), 0)
+    stats.observe_router(RouterTimer(), [RequestCompleted(3, widths, False, 0)], 0)
     told = [json.loads(line) for line in lines]
     names = ["server_up", "server_up", "server_drained", "server_returned", "server_down"]
     assert [(each["event"], each["server"]) for each in told] == list(zip(names, "abbba", strict=True))
     assert told[-1]["reason"] == "died"
-    status = tally.status(RunProgress(0, 0, 9, 3, 6, 8, 4))
+    status = stats.status(RunProgress(0, 0, 9, 3, 6, 8, 4))
     assert (status.is_ready, status.queued, status.busy_ns) == (True, 4, 8)
     assert (status.completed, status.floor, status.limit_ns) == (4, 0.6, 7)
     assert status.accuracy_sum == pytest.approx(3 * 0.53 + 0.25)

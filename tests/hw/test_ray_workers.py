@@ -97,7 +97,7 @@ def test_clients_are_answered_by_servers_of_several_hosts(served: HardwareCluste
         assert status == 200
         outputs = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in answer["outputs"]}
         assert np.allclose(outputs["scores"], model(IMAGES, WIDTHS).detach().numpy(), atol=1e-4)
-        assert sum(server.images > 0 for server in frontend.tally.servers) > 1
+        assert sum(server.images > 0 for server in frontend.stats.servers) > 1
 
 
 def test_workers_that_die_or_hang_are_replaced(served: HardwareCluster, model: SlimResNet) -> None:

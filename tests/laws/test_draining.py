@@ -13,20 +13,21 @@ from sim.simulated_cluster import ClusterSpec, RunSpec
 from tests import tiny
 from tests.laws.test_conservation import Watched
 
-Wish = tuple[int, int, bool]
+DrainRequest = tuple[int, int, bool]
 """(with whose arrival it comes, the server, whether it is to be drained)."""
 
 
 class Drained(Watched):
-    """A simulated cluster whose operator wishes something with an arrival; nothing else of it knows of draining."""
+    """A simulated cluster whose operator operator requests something with an arrival; nothing else of it knows of
+    draining."""
 
-    def __init__(self, cluster: ClusterSpec, run: RunSpec, wishes: list[Wish]) -> None:
-        self._wishes = wishes
+    def __init__(self, cluster: ClusterSpec, run: RunSpec, operator_requests: list[DrainRequest]) -> None:
+        self._operator_requests = operator_requests
         super().__init__(cluster, run)
 
     def _tell_router(self, event: RouterEvent) -> None:
         if isinstance(event, RequestArrived):
-            for number, server, is_draining in self._wishes:
+            for number, server, is_draining in self._operator_requests:
                 if number == event.request:
                     super()._tell_router(ServerDraining(server, is_draining))
         super()._tell_router(event)
@@ -42,7 +43,7 @@ class Drained(Watched):
     st.integers(0, 20),
 )
 def test_requests_complete_at_the_first_attempt_under_any_draining(
-    wishes: list[Wish],
+    operator_requests: list[DrainRequest],
     micro_batch_key: str,
     outstanding_micro_batches: int,
     max_batching_delay_ns: int,
@@ -62,7 +63,7 @@ def test_requests_complete_at_the_first_attempt_under_any_draining(
     )
     arrivals = tiny.poisson_s(100, 0.4, seed)
     run = tiny.run(spec, arrivals, 0.4, drain_limit_ns=120 * NS_PER_S, seed=seed, keep_log=True)
-    simulation = Drained(spec, run, wishes)
+    simulation = Drained(spec, run, operator_requests)
     record = simulation.run(tiny.Uniform(), np.random.default_rng(seed))
     assert [request.status for request in record.requests] == ["completed"] * len(arrivals)
     assert {request.retries for request in record.requests} == {0}

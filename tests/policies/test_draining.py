@@ -58,14 +58,14 @@ def test_a_server_that_is_returned_gets_blocks_again_and_wakes_who_waits() -> No
     handle(core, ServerDraining(0, True), 0)
     arrive(core, 0, 1, 2)
     send(core, 0, 1, micro_batch_size=1)
-    assert handle(core, RouterTimer(), 1) == []  # the other one is busy: no reason to break the wish
+    assert handle(core, RouterTimer(), 1) == []  # the other one is busy: no reason to break the operator request
     assert core.next_wake_ns is None
     handle(core, ServerDraining(0, False), 5)
     assert core.next_wake_ns == 5
     assert valid(core, 5) == [True, False]
 
 
-def test_a_wish_outlives_the_death_of_its_server() -> None:
+def test_drain_request_outlives_the_death_of_its_server() -> None:
     core = router()
     handle(core, ServerDraining(0, True), 0)
     handle(core, ServerDown(0, 1, "died"), 1)
@@ -76,7 +76,7 @@ def test_a_wish_outlives_the_death_of_its_server() -> None:
 
 @pytest.mark.parametrize("is_asleep", [False, True])
 def test_drained_server_serves_if_no_other_server_is_up(is_asleep: bool) -> None:
-    """Draining is a wish, so no request waits for ever, and it applies again once another server is back."""
+    """Draining never lets requests wait for ever, and applies again once another server is back."""
     core = router(outstanding_micro_batches=2)
     handle(core, ServerDraining(0, True), 0)
     arrive(core, 0, 1, 2, 3, 4)

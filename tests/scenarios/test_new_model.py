@@ -140,16 +140,16 @@ def test_while_a_canary_is_on_nothing_else_changes_the_model_or_the_router(tmp_p
     """And without one there is none to end; both are refused with the remedy."""
     run: Any = SimpleNamespace(model_to_serve=None)
     orders = ModelOrders(run, experiment, Journal(lambda _: None, as_json=False))
-    for wish in (Steering(promote=True), Steering(take_back=True)):
+    for steering in (Steering(promote=True), Steering(take_back=True)):
         with pytest.raises(InputError, match=r"no canary is on; `--canary FILE` begins one"):
-            orders.ask(wish, "jsq", 0.0)
-    for wish in (Steering(canary="x"), Steering(model="x"), Steering(router="jsq")):
-        orders.require_no_trial(wish)
+            orders.ask(steering, "jsq", 0.0)
+    for steering in (Steering(canary="x"), Steering(model="x"), Steering(router="jsq")):
+        orders.require_no_trial(steering)
     candidate: Any = SimpleNamespace(version="12ab")
     orders._now = replace(orders._now, trial=Trial(candidate, (1,), None, ""))  # type: ignore[arg-type]
-    for wish in (Steering(canary="x"), Steering(model="x"), Steering(router="jsq")):
+    for steering in (Steering(canary="x"), Steering(model="x"), Steering(router="jsq")):
         with pytest.raises(InputError, match=r"a canary is on \(12ab\); first `--promote` it, or `--take-back`"):
-            orders.require_no_trial(wish)
+            orders.require_no_trial(steering)
     orders.require_no_trial(Steering(floor=0.5))
     orders.ask(Steering(promote=True), "jsq", 0.0)
     assert orders.is_busy
@@ -176,8 +176,8 @@ def test_a_canary_is_begun_promoted_and_taken_back_by_updates_of_some_servers(mo
     servers: Any = SimpleNamespace(servers=[0, 1], starts_of=lambda file: tuple((file.path, each) for each in range(2)))
     frontend: Any = SimpleNamespace(serve_model=lambda *now: told.append(now))
 
-    def follow(wish: Steering) -> Any:
-        orders.ask(wish, "jsq", 0.0)
+    def follow(steering: Steering) -> Any:
+        orders.ask(steering, "jsq", 0.0)
         assert orders.is_busy
         found: list[NewModel] = []
         while not found:

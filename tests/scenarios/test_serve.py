@@ -180,7 +180,7 @@ def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
     assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
 
 
-def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
+def test_first_signal_requests_the_end_and_the_second_ends_the_work() -> None:
     told = list[str]()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in handlers:

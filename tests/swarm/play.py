@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.router.interventions import Operator, Order, Wish
+from hw.router.interventions import DrainRequest, Operator, Order
 from hw.router.router_loop import Parts, RouterLoop, Routing
 from hw.router.run_requests import HardwareRun, ServedNetwork
 from hw.router.server_port import HardwareServer
@@ -148,7 +148,7 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], ord
             laws.readied(world.event_queue.now_ns - began_ns)
         parts = Parts(
             servers, slots, arenas, served, mix.supervision, transfer_ids,
-            Operator(_wish(mix, world), orders(mix, world, specs)), away, world.host,
+            Operator(_drain_request(mix, world), orders(mix, world, specs)), away, world.host,
             Beginning(lambda: world.trouble(mix.horizon_ns)), say,  # type: ignore[arg-type]
         )  # fmt: skip
         loop = _loop(mix, world, parts)
@@ -160,7 +160,7 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None], ord
     return records
 
 
-def _wish(mix: Mix, world: World) -> Wish:
+def _drain_request(mix: Mix, world: World) -> DrainRequest:
     """What the operator wants drained, from the start of the run on."""
     began_ns = world.event_queue.now_ns
 

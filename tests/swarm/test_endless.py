@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hw.clock import NEVER_NS, RunClock
-from hw.frontend.client_requests import Tally
+from hw.frontend.client_requests import ServingStats
 from hw.frontend.connections import Journal
 from hw.frontend.log_segments import LogBounds, SegmentLog
 from hw.host_resources import CollectionMeter
@@ -101,7 +101,7 @@ def test_server_state_does_not_grow_with_requests_or_deaths(
 
     def loop_of(wanted: Mix, world: World, parts: Parts) -> RouterLoop:
         log = SegmentLog(tmp_path, LogBounds(1e6, 1.0), lambda _: None)
-        tally = Tally(
+        stats = ServingStats(
             [server.name for server in parts.servers],
             wanted.router,
             Journal(lambda _: None, as_json=False),
@@ -125,7 +125,7 @@ def test_server_state_does_not_grow_with_requests_or_deaths(
         )  # fmt: skip
         prior = AccuracyPrior({(1.0,) * 2: 0.9})
         routing = Routing(play.Drawer(wanted), stream(0, "swarm:router"), RewardWeights(), prior)
-        loop = Whole(parts, run, wanted.router, routing, tally, look, traffic)
+        loop = Whole(parts, run, wanted.router, routing, stats, look, traffic)
         return loop
 
     class Whole(RouterLoop):
