@@ -182,7 +182,7 @@ class Operator:
 
 
 class State(Enum):
-    """State of a server to be drained: it is empty; it is not yet; or it gets blocks all the same."""
+    """State of a server to be drained: it is empty; it is not yet; or it gets micro-batches all the same."""
 
     EMPTY = auto()
     BUSY = auto()
@@ -246,7 +246,7 @@ class Draining:
             return
         latest = max(position for position, time in enumerate(self.times) if time.server == index)
         self.times[latest] = structs.replace(self.times[latest], up_ns=now_ns)
-        effect = "it gets blocks again" if server.is_up else "it gets blocks again as soon as it serves"
+        effect = "it gets micro-batches again" if server.is_up else "it gets micro-batches again as soon as it serves"
         self._tell(index, f"was returned at {now_ns / NS_PER_S:.2f} s: {effect}")
         server.is_away = False
 
