@@ -179,9 +179,12 @@ class Admission:
                 if served.own_outputs:
                     outputs = await self._transforms.after(outputs)
         except TransformError as error:
+            if not count:  # how many images the request would have made is not known
+                count = 1
+                self._metrics.arrived.inc()
             text = f"serve: {served.transform or 'decoding images'}: {error}"
             self._journal.note("transform_failed", text=text, **trace)
-            raise self._failure(TRANSFORM, max(1, count), timeout_s, asked, trace) from None
+            raise self._failure(TRANSFORM, count, timeout_s, asked, trace) from None
         except FullError:
             self._metrics.refused.labels("full").inc(count)
             raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None

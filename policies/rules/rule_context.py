@@ -175,7 +175,7 @@ def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -
     return {widths: sum(map(of_all_ns, path(widths))) / len(servers) / NS_PER_S for widths in tuples}
 
 
-def held_top1(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tuple[float, ...], float]:
+def held_accuracies(context: RouterContext, allowed: Sequence[float] = ()) -> dict[tuple[float, ...], float]:
     """Return the accuracy of each width tuple of the table that servers can hold; `allowed`: a model's widths.
 
     If no tuple can be held completely, all tuples of the core's widths: missing widths are served narrower.
@@ -200,7 +200,7 @@ def efficient_tuples(context: RouterContext, allowed: Sequence[float] = ()) -> l
     expensive neighbour) and within some server's working set. The cost is that of one image through all segments,
     averaged over the servers. `allowed`: the widths of one of several models.
     """
-    sets, table = set(context.working_sets), held_top1(context, allowed)
+    sets, table = set(context.working_sets), held_accuracies(context, allowed)
     if sets:
         every = context.config.widths
         table = {

@@ -18,7 +18,7 @@ from policies.faults import Crash, Fault, Hang, Poison
 from policies.interfaces import AccuracyPrior, RoutingPolicy, nests_of
 from policies.router_kinds import COMPASS
 from policies.rules.compass import CompassRule
-from policies.rules.rule_context import RouterContext, held_top1, working_sets
+from policies.rules.rule_context import RouterContext, held_accuracies, working_sets
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
 from scenarios.experiment.scenario_routers import MADE_WITH, RouterMaker, maker_of, of_router, require_same
 from scenarios.experiment.workloads import Play, Series, TraceSlice, arrivals_ns, series_of, warnings_of
@@ -288,9 +288,9 @@ class Experiment:
         return CompiledSimulation(self.cluster, run)
 
     @cached_property
-    def held_top1(self) -> Mapping[tuple[float, ...], float]:
-        """The accuracy of each width tuple that servers can hold (`policies.rules.rule_context.held_top1`)."""
-        return held_top1(self.context)
+    def held_accuracies(self) -> Mapping[tuple[float, ...], float]:
+        """The accuracy of each width tuple that servers can hold (`policies.rules.rule_context.held_accuracies`)."""
+        return held_accuracies(self.context)
 
     @cached_property
     def context(self) -> RouterContext:

@@ -104,7 +104,7 @@ def build_experiment(scenario: Scenario, profiles: Mapping[str, Profile], accura
 def _require_reachable(scenario: Scenario, experiment: Experiment) -> None:
     """Raise `InputError` if the operator asks for more accuracy than any width tuple that servers hold has."""
     goals = scenario.slo.goals(scenario.tuning.floor)
-    config, tuples = experiment.cluster.router, experiment.held_top1
+    config, tuples = experiment.cluster.router, experiment.held_accuracies
     first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
     keyed = [(f"slo.schedule.{number - 1}.floor" if number else first, each.floor) for number, each in enumerate(goals)]
     floors = [(key, floor, config.widths) for key, floor in keyed]

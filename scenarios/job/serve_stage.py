@@ -243,7 +243,7 @@ class ModelOrders:
             zip((spec.name for spec in experiment_now.cluster.servers), experiment_now.profiles, strict=True)
         )
         experiment = build_experiment(experiment_now.scenario, profiles, NetworkAccuracy.of(table))
-        best = max(experiment.held_top1.values())
+        best = max(experiment.held_accuracies.values())
         if best < floor:
             problem = f"is at best {best:.2%} accurate, asked for are {floor:.2%}; ask for less before (--floor)"
             raise InputError(str(path), "", problem)
@@ -300,10 +300,8 @@ def canary_servers(experiment: Experiment, share: float) -> tuple[int, ...]:
         chosen.append(min(sufficient, key=rates.__getitem__) if sufficient else max(free, key=rates.__getitem__))
         missing -= rates[chosen[-1]]
     if not chosen:
-        problem = (
-            "needs a device that can hold the whole network, and others that can, too; `--model` changes all at once"
-        )
-        raise InputError("cluster steer", "--canary", problem)
+        problem = "needs a device that can hold the whole network, and others that together can"
+        raise InputError("cluster steer", "--canary", f"{problem}; `--model` changes all at once")
     return tuple(sorted(index for device in chosen for index in devices[device]))
 
 

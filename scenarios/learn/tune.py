@@ -377,7 +377,7 @@ def require_possible(experiment: Experiment, kind: str, params: TuningParams) ->
     if models := experiment.cluster.router.models:
         problem = f"a rule is tuned for one model, here are {len(models)}; take the built-in ladder or compass"
         raise InputError(experiment.scenario.name, "model", problem)
-    best = max(experiment.held_top1.values())
+    best = max(experiment.held_accuracies.values())
     if params.floor > best:
         problem = f"{params.floor:g} is above the most accurate width tuple that the servers can hold"
         problem = f"{problem}; possible is up to {best:.4f}"

@@ -282,7 +282,7 @@ def _least_img_s(experiment: Experiment, search: Search) -> float:
 
 
 def _require_possible(experiment: Experiment, slo: Slo) -> None:
-    best = max(experiment.held_top1.values())
+    best = max(experiment.held_accuracies.values())
     if slo.floor is not None and slo.floor > best + ROUNDING:
         problem = f"{slo.floor:g} is beyond the most accurate width tuple that the servers can hold"
         raise InputError("--floor", "", f"{problem}; expected up to {best:.4f}")
@@ -304,7 +304,7 @@ def _why_none(tries: Sequence[TriedRate], slo: Slo, experiment: Experiment) -> s
         text = f"no rate keeps an accuracy of {100 * slo.floor:g} %"
         if accuracies := [(run.accuracy, rate_img_s) for run, rate_img_s in readings if run.accuracy is not None]:
             text += f": the highest seen is {100 * max(accuracies)[0]:.2f} %, at {max(accuracies)[1]:.4g} images/s"
-        best = 100 * max(experiment.held_top1.values())
+        best = 100 * max(experiment.held_accuracies.values())
         parts.append(f"{text} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")
     if not parts:
         parts.append("no rate keeps what each class is promised; promise less (classes), or take another router")

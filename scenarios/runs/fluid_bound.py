@@ -139,7 +139,9 @@ class FluidModel:
         served = [groups[model] for model in sorted(set(models))]
         runs = list(_runs(experiment, kinds, served))
         moves = list(_moves(experiment, kinds, tuple(width for group in served for width in group)))
-        self.best = max((experiment.held_top1[each] for each in tuples if each in experiment.held_top1), default=0.0)
+        self.best = max(
+            (experiment.held_accuracies[each] for each in tuples if each in experiment.held_accuracies), default=0.0
+        )
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
             np.zeros(len(tuples)), [run.latency_s for run in runs], [move.latency_s for move in moves]

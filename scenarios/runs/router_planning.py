@@ -247,7 +247,7 @@ def _of_rule(name: str, experiment: Experiment, rule: RuleSpec) -> Candidate:
 def best_single(experiment: Experiment, slo: Slo) -> tuple[float, ...] | None:
     """Return the width tuple that keeps the floor with the largest expected capacity; None if that is full width."""
     costs, servers = experiment.costs, range(experiment.cluster.router.servers)
-    able = [widths for widths, accuracies in experiment.held_top1.items() if has_floor(accuracies, slo.floor)]
+    able = [widths for widths, accuracies in experiment.held_accuracies.items() if has_floor(accuracies, slo.floor)]
     best = max(able, key=lambda widths: sum(1 / path_ns(costs, server, widths) for server in servers))
     return None if set(best) == {experiment.cluster.router.widths[-1]} else best
 

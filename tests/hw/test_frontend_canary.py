@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time  # noqa: TID251 - a real frontend
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +15,14 @@ from hw.frontend.inference_protocol import Canary
 from hw.networks.architectures import SlimResNet
 from hw.networks.network_files import ModelFile
 from hw.router.interventions import NewModel
-from hw.router.local_cluster import HardwareCluster
-from hw.router.server_port import HardwareServer
-from policies.faults import Supervision
-from policies.vocabulary import NS_PER_S, ModelChanged
-from tests.hw.frontends import IMAGES, PATIENCE_S, WIDTHS, Frontend, open_frontend
-from tests.hw.test_frontend_rolling import FIRST, NEXT, Client, other
-from tests.hw.tiny import device, params
+from policies.vocabulary import ModelChanged
+from tests.hw.frontends import IMAGES, PATIENCE_S, WIDTHS, Frontend
+from tests.hw.test_frontend_rolling import FIRST, NEXT, Client, frontend, other
 
 pytestmark = pytest.mark.workers
-__all__ = ["other"]  # a fixture
+__all__ = ["frontend", "other"]  # fixtures
 
 SHARE = 0.4
-
-
-@pytest.fixture(scope="module")
-def frontend(path: Path) -> Iterator[Frontend]:
-    servers = [HardwareServer(f"server{i}", device(2 * i), params(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)]
-    rules = Supervision(backoff_ns=NS_PER_S // 2)
-    with HardwareCluster(ModelFile(path), servers, supervision=rules) as running, open_frontend(running) as opened:
-        yield opened
 
 
 def change(frontend: Frontend, path: Path, servers: Iterable[int], stable: str, canary: str = "") -> None:

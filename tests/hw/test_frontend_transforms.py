@@ -162,6 +162,8 @@ def test_a_fault_of_custom_code_is_counted_and_fails_one_request(path: Path, cap
         assert (ask("refuse")[0], ask("raise")[0], ask("exit")[0], ask("numbers")[0]) == (400, 500, 500, 200)
         assert json.loads(ask("raise")[2]) == {"error": "the server's own code around the network failed; see its log"}
         assert frontend.counted("slimsched_images_failed_total", "transform") == 3
+        answered = frontend.counted("slimsched_images_answered_total")
+        assert frontend.counted("slimsched_images_arrived_total") == answered + 3
         assert frontend.counted("slimsched_requests_total", "500") == 3
         frontend.until_inside(0)
     said = capfd.readouterr().err

@@ -327,7 +327,7 @@ def test_energy_is_saved_within_the_limit_of_latency(experiment: Experiment) -> 
 def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(experiment: Experiment) -> None:
     """The most accurate one is looked for among all that can be held; where only some can, others serve it narrower."""
     config = experiment.cluster.router
-    best = max(experiment.held_top1, key=lambda widths: experiment.held_top1[widths])
+    best = max(experiment.held_accuracies, key=lambda widths: experiment.held_accuracies[widths])
     lacking = tuple(tuple(width != best[-1] or segment < config.segments - 1 for width in config.widths)
                     for segment in range(config.segments))  # fmt: skip
 
@@ -335,16 +335,16 @@ def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(experiment: E
         return replace(experiment, cluster=replace(experiment.cluster, router=replace(config, fits=fits)))
 
     small = holding(*[lacking] * config.servers)
-    floor = max(small.held_top1.values()) - 1e-6
+    floor = max(small.held_accuracies.values()) - 1e-6
     found = tune_experiment(small, "fixed", replace(PARAMS, floor=floor))
     assert isinstance(found.spec, FixedRule)
-    assert small.held_top1[found.spec.tuple_ or ()] >= floor
+    assert small.held_accuracies[found.spec.tuple_ or ()] >= floor
     assert found.figures.accuracy >= floor
     with pytest.raises(InputError, match="most accurate width tuple that the servers can hold; possible is up to"):
-        tune_experiment(small, "fixed", replace(PARAMS, floor=experiment.held_top1[best]))
+        tune_experiment(small, "fixed", replace(PARAMS, floor=experiment.held_accuracies[best]))
     some = holding(*config.fits[:-1], lacking)
     with pytest.raises(FloorError, match=r"fixed: no setting keeps an accuracy of .*; the most was 0\."):
-        tune_experiment(some, "fixed", replace(PARAMS, floor=experiment.held_top1[best]))
+        tune_experiment(some, "fixed", replace(PARAMS, floor=experiment.held_accuracies[best]))
 
 
 def test_a_p99_beyond_its_limit_costs_more_than_any_energy() -> None:
