@@ -28,6 +28,7 @@ from policies.vocabulary import (
     InstanceUnloaded,
     LoadFailed,
     LoadInstance,
+    MicroBatch,
     MicroBatchArrived,
     RejectRequests,
     Residency,
@@ -204,7 +205,7 @@ class Instance:
 class _Batch(msgspec.Struct, frozen=True):
     instance: Instance
     requests: tuple[int, ...]
-    segment: int
+    key: WorkKey
     width: float
 
 
@@ -227,6 +228,7 @@ class GreedyScheduler:
         self._nests = nest_by_width(params.widths, params.nests)
         self._incarnation = 0
         self._queue: KeyedFifo[WorkKey] = KeyedFifo()
+        self._paths: dict[int, MicroBatch] = {}  # by request, of those with a path
         self._instances: dict[int, Instance] = {}
         self._by_segment: dict[int, list[Instance]] = {}  # by width, ascending
         self._idle: dict[int, Instance] = {}  # the free ones, least recently used first (time does not decrease)
@@ -300,6 +302,7 @@ class GreedyScheduler:
         self._queue.clear()
         self.memory.clear()
         for state in (
+            self._paths,
             self._instances,
             self._by_segment,
             self._idle,
@@ -320,6 +323,8 @@ class GreedyScheduler:
         micro_batch = event.micro_batch
         if self.params.can_hold((micro_batch.key.segment, micro_batch.key.width)):
             self._queue.push(micro_batch.key, micro_batch.requests)
+            if micro_batch.then and self.params.served_width == "requested":
+                self._paths |= dict.fromkeys(micro_batch.requests, micro_batch)
         else:
             commands.append(RejectRequests(self._incarnation, micro_batch.requests, "instance_too_large"))
 
@@ -329,15 +334,42 @@ class GreedyScheduler:
         passed = batch.requests
         if event.failed:
             passed = tuple(request for request in passed if request not in event.failed)
+        if self._paths:
+            passed = tuple([request for request in passed if not self._goes_on(request, batch.key.segment)])
         if passed:
-            commands.append(ReturnRequests(self._incarnation, passed, batch.segment, batch.width, self.residency))
+            commands.append(ReturnRequests(self._incarnation, passed, batch.key.segment, batch.width, self.residency))
         if event.failed:
-            commands.append(RejectRequests(self._incarnation, event.failed, event.reason))
+            self._reject(event.failed, batch.key, event.reason, commands)
+
+    def _goes_on(self, request: int, segment: int) -> bool:
+        """Queue a request that has passed a segment for the next one of its path; returns False if there is none."""
+        micro_batch = self._paths.get(request)
+        if micro_batch is None:
+            return False
+        step = segment - micro_batch.key.segment
+        if step == len(micro_batch.then) or not self.params.can_hold((segment + 1, micro_batch.then[step])):
+            del self._paths[request]
+            return False
+        self._queue.push(micro_batch.key_at(step + 1), (request,))
+        return True
+
+    def _reject(self, requests: tuple[int, ...], key: WorkKey, reason: str, commands: list[ServerCommand]) -> None:
+        """Reject requests of a key; those that have passed segments of their path are returned after the last one."""
+        if self._paths:
+            micro_batches = [self._paths.pop(request, None) for request in requests]
+            on_path = [each is not None and each.key.segment < key.segment for each in micro_batches]
+            if any(on_path):
+                passed = tuple([request for request, is_on in zip(requests, on_path, strict=True) if is_on])
+                requests = tuple([request for request, is_on in zip(requests, on_path, strict=True) if not is_on])
+                last = (key.segment - 1, key.previous_width)
+                commands.append(ReturnRequests(self._incarnation, passed, *last, self.residency))
+        if requests:
+            commands.append(RejectRequests(self._incarnation, requests, reason))
 
     def _fail_batch(self, event: BatchFailed, now_ns: int, commands: list[ServerCommand]) -> None:
         """Requeue the batch. If memory was short, drop its instance, too: the next batch would fail the same way."""
         batch = self._release_batch(event.batch, now_ns)
-        commands.append(RejectRequests(self._incarnation, batch.requests, event.reason))
+        self._reject(batch.requests, batch.key, event.reason, commands)
         if event.reason == OUT_OF_MEMORY:
             commands.append(self._unload(batch.instance))
             self._back_off(batch.instance.spec, event.reason, now_ns, commands)
@@ -390,7 +422,7 @@ class GreedyScheduler:
         self._retry_at_ns.pop(spec, None)
         for key in self._queue.by_age():
             if (key.segment, key.width) == spec and not self._has_instance_for(key):
-                commands.append(RejectRequests(self._incarnation, self._take(key, self._queue.length(key)), reason))
+                self._reject(self._take(key, self._queue.length(key)), key, reason, commands)
 
     def _finish_unload(self, event: InstanceUnloaded, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
@@ -465,7 +497,7 @@ class GreedyScheduler:
         batch = self._next_batch
         self._next_batch += 1
         self.running_requests += len(requests)
-        self._batches[batch] = _Batch(instance, requests, key.segment, served)
+        self._batches[batch] = _Batch(instance, requests, key, served)
         padded = self._padded(len(requests)) if self.params.padded_sizes else len(requests)
         return RunBatch(
             self._incarnation, batch, instance.id, requests, key.segment, key.previous_width, served, padded

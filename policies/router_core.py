@@ -177,15 +177,16 @@ class _Server:
     residency: Residency = NOTHING_RESIDENT
     views: dict[tuple[int, int], ServerView] = field(default_factory=dict)
 
-    def add(self, key: WorkKey, requests: int, micro_batches: int) -> None:
-        """Add to the outstanding requests and micro-batches of a key (or subtract)."""
+    def add(self, keys: Iterable[WorkKey], requests: int, micro_batches: int) -> None:
+        """Add to the outstanding requests and micro-batches of these keys, of one micro-batch (or subtract)."""
         self.requests += requests
         self.micro_batches += micro_batches
-        remaining = self.by_key.get(key, 0) + requests
-        if remaining:
-            self.by_key[key] = remaining
-        else:
-            del self.by_key[key]
+        for key in keys:
+            remaining = self.by_key.get(key, 0) + requests
+            if remaining:
+                self.by_key[key] = remaining
+            else:
+                del self.by_key[key]
         self.views.clear()
 
     def hear(self, report: ServerReport) -> None:
@@ -322,9 +323,13 @@ class RouterCore:
         """Requests that have arrived and are neither completed nor failed."""
         return len(self._requests)
 
-    def widths_of(self, request: int) -> tuple[float, ...]:
-        """Return the widths that a request in flight has run at so far."""
-        return self._requests[request].widths
+    def widths_before_last(self, request: int) -> tuple[float, ...]:
+        """Return the widths that a request in flight, which is past its last segment, has run at before it."""
+        entry = self._requests[request]
+        if len(entry.widths) == self.config.segments - 1 or entry.micro_batch is None:
+            return entry.widths
+        sent = self._micro_batches[entry.micro_batch].micro_batch
+        return (*entry.widths, sent.key.width, *sent.then[:-1])
 
     def is_empty(self, server: int) -> bool:
         """Return whether a server has no micro-batches, no micro-batches in transfer, and no activations of requests in
@@ -561,12 +566,12 @@ class RouterCore:
         self._require_legal(choice, head)
         requests = self._fifo.take(queue_key, min(choice.micro_batch_size, len(candidates)))
         key = WorkKey(head.segment, choice.width, head.previous_width)
-        micro_batch = MicroBatch(event.decision, choice.server, server.incarnation, key, requests)
+        micro_batch = MicroBatch(event.decision, choice.server, server.incarnation, key, requests, choice.then)
         self._micro_batches[event.decision] = _OpenMicroBatch(micro_batch, len(requests), [])
         entries = list(map(self._requests.__getitem__, requests))
         for entry in entries:
             entry.micro_batch, entry.batching_delays = event.decision, 0
-        server.add(key, len(requests), micro_batches=1)
+        server.add(micro_batch.keys, len(requests), micro_batches=1)
         if len(requests) == question.in_line:
             self._delay_late_comers(queue_key, now_ns)
         commands.append(
@@ -589,10 +594,11 @@ class RouterCore:
         return request
 
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
-        widths = self.config.widths
-        held = self._masks[choice.server][self._place(head)]
         assert choice.micro_batch_size >= 1, f"an empty micro-batch: {choice}"
-        assert held[widths.index(choice.width)], f"the policy chose a masked width: {choice}"
+        for place, width in enumerate((choice.width, *choice.then), start=self._place(head)):
+            held = self._masks[choice.server][place]
+            assert held[self.config.widths.index(width)], f"the policy chose a masked width: {choice}"
+        assert head.segment + len(choice.then) <= self.config.segments, f"the path is too long: {choice}"
         assert self._servers[choice.server].version == head.version, f"the policy chose another version: {choice}"
         micro_batches = self._servers[choice.server].micro_batches
         assert micro_batches < self.config.outstanding_micro_batches, f"the policy chose a server at its cap: {choice}"
@@ -730,12 +736,16 @@ class RouterCore:
         incarnation = event.incarnation
         before: tuple[float, ...] | None = None
         after: tuple[float, ...] = ()
+        on_path: tuple[float, ...] = ()  # before the segment
+        if event.segment > len(entries[0].widths) + 1 and micro_batch is not None:
+            sent = self._micro_batches[micro_batch].micro_batch
+            on_path = (sent.key.width, *sent.then)[: event.segment - sent.key.segment]
         is_together = True
         entered_ns = tuple([entry.entered_ns for entry in entries])
         for entry in entries:
             if entry.widths is not before:
                 before = entry.widths
-                after = (*before, event.width)
+                after = (*before, *on_path, event.width)
             entry.widths = after
             entry.location = server
             entry.location_incarnation = incarnation
@@ -838,7 +848,7 @@ class RouterCore:
         open_micro_batch.ended.append(members)
         open_micro_batch.remaining -= count
         sent, has_ended = open_micro_batch.micro_batch, not open_micro_batch.remaining
-        self._servers[sent.server].add(sent.key, -count, micro_batches=-1 if has_ended else 0)
+        self._servers[sent.server].add(sent.keys, -count, micro_batches=-1 if has_ended else 0)
         if has_ended:
             self._all_at_cap = False
             self._freed.append(sent.server)

@@ -83,7 +83,7 @@ from policies.rules import compass, lookahead, published_rules, rule_parts
 from policies.rules import proteus as milp
 from policies.rules import published_rules as slackfit
 from policies.rules.compass import PricedRungs
-from policies.rules.rule_context import ComposedRouter, WorkingSet, is_up
+from policies.rules.rule_context import ComposedRouter, PathRule, WorkingSet, is_up
 from policies.rules.rule_params import DelayingRouter
 from policies.vocabulary import IMAGE, BatchingDelayRule, Choice, ClusterView, ServerView, WorkKey
 
@@ -192,6 +192,7 @@ class _Writer:
         else:
             self._require(type(router.micro_batch_size) is rule_parts.LargestMicroBatch)
         self._choose_from(cast(rule_parts.LargestMicroBatch, router.micro_batch_size).micro_batch_sizes)
+        self._add_paths(router.paths)
         return self._finished()
 
     def slackfit(self, router: slackfit.SlackFit) -> CompiledRouter:
@@ -273,6 +274,7 @@ class _Writer:
         memory.path_units_at = self._plan.add(np.array(router.path_units, np.float64))
         if router.control is not None:
             memory.control_at = self._control(router.control)
+        self._add_paths(router.paths)
         coming = np.array([astuple(server) for server in router.servers], Coming.dtype)
         self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, coming.view(np.int64)]))
         first = at + CompassMemory.size
@@ -283,6 +285,17 @@ class _Writer:
 
         self._keep.append(keep)
         return self._finished()
+
+    def _add_paths(self, paths: PathRule | None) -> None:
+        if paths is None:
+            return
+        head, config = self._head, self._config
+        self._require(paths.widths == config.widths and paths.segments == config.segments)
+        head.places = config.segments * len(config.model_widths)
+        self._require([len(places) for places in paths.held] == [head.places] * config.servers)
+        head.held_at = self._plan.add([bits(mask) for places in paths.held for mask in places])
+        head.first_places_at = self._plan.add(paths.first_places)
+        head.then_at = self._plan.add([0] * config.segments)
 
     def _priced(self, priced: PricedRungs) -> Ints:
         self._require(len(priced.thresholds) == len(priced.savings) == len(priced.rungs) - 1)
@@ -497,14 +510,17 @@ def decide(plan_row: Ints, observation_row: Ints) -> int:
     return (plan.micro_batch_size * plan.servers + plan.server) * plan.widths + plan.width
 
 
-class _Choices(dict[int, Choice]):
+class _Choices(dict[tuple[int, tuple[int, ...]], Choice]):
+    """Choices by number and by the numbers of their path's widths."""
+
     def __init__(self, config: RouterConfig) -> None:
         self._servers, self._widths = config.servers, config.widths
 
-    def __missing__(self, number: int) -> Choice:
-        rest, width = divmod(number, len(self._widths))
+    def __missing__(self, choice: tuple[int, tuple[int, ...]]) -> Choice:
+        rest, width = divmod(choice[0], len(self._widths))
         micro_batch_size, server = divmod(rest, self._servers)
-        return self.setdefault(number, Choice(server, self._widths[width], micro_batch_size))
+        then = tuple([self._widths[each] for each in choice[1]])
+        return self.setdefault(choice, Choice(server, self._widths[width], micro_batch_size, then))
 
 
 class _Page:
@@ -563,7 +579,9 @@ class PlannedRouter:
             self._draws.draw()
         if self._replan is not None and view.now_ns >= plan.wake_ns:
             self._replan(self._row, page.observation)
-        return self._choices[decide(self._row, page.observation)]
+        number = decide(self._row, page.observation)
+        first, count = plan.then_at, plan.then
+        return self._choices[number, tuple(self._row[first : first + count].tolist()) if count else ()]
 
     def _read(self, view: ClusterView, page: _Page) -> None:
         """Write the servers' views; a view that is the very object of the segment's last decision is not read again."""

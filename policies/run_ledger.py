@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,7 @@ from policies.vocabulary import (
     BatchingDelayBegun,
     Decide,
     HeadKey,
+    MicroBatch,
     MicroBatchArrived,
     MicroBatchFinished,
     RequestArrived,
@@ -99,7 +101,8 @@ class _Trace(msgspec.Struct):
     Attributes:
         since_ns: the time up to which stages are assigned.
         passages: of the segments that it has passed.
-        micro_batch, batch: of the try in progress, None in the FIFO or in a server's queue.
+        micro_batch, batches: of the try in progress, None in the FIFO; the batches of its path so far.
+        path: the micro-batch of the try in progress, if it has a path.
         lost_ns: time in failed tries, and in segments that had to run again.
     """
 
@@ -107,14 +110,20 @@ class _Trace(msgspec.Struct):
     since_ns: int
     passages: list[_Passage] = msgspec.field(default_factory=list)
     micro_batch: _OpenDecision | None = None
-    batch: BatchTold | None = None
+    batches: tuple[BatchTold, ...] = ()
+    path: MicroBatch | None = None
     lost_ns: int = 0
 
     def lose(self, now_ns: int) -> None:
         """Record that the try in progress failed."""
         self.lost_ns += now_ns - self.since_ns
+        self.end_try(now_ns)
+
+    def end_try(self, now_ns: int) -> None:
+        """Record the end of the try in progress."""
         self.since_ns = now_ns
-        self.micro_batch = self.batch = None
+        self.micro_batch = self.path = None
+        self.batches = ()
 
     def forget(self, passed: int) -> None:
         """Drop the segments after the first `passed`, which have to run again."""
@@ -128,7 +137,10 @@ class _Trace(msgspec.Struct):
 
 
 class _Passage(msgspec.Struct):
-    """One pass of some requests together through a segment, from their FIFO entry to their return."""
+    """One pass of some requests together through a segment, from their FIFO entry to their return.
+
+    On a path that is from the end of the batch before to the end of its own, and the last one to the return.
+    """
 
     server: int
     width: float
@@ -146,7 +158,28 @@ class _Passage(msgspec.Struct):
         return self.stages or _NO_STAGES
 
 
+def _passages(event: RequestsReturned, trace: _Trace, now_ns: int) -> list[_Passage]:
+    """Return the passes of a request that has been returned, through the segments of its path."""
+    path = trace.path
+    if path is None:
+        batch = trace.batches[-1] if trace.batches else None
+        return [_Passage(event.server, event.width, trace.since_ns, trace.micro_batch, batch, now_ns)]
+    batches = {batch.segment: batch for batch in trace.batches}
+    entered_ns, passages = trace.since_ns, list[_Passage]()
+    widths = (path.key.width, *path.then)
+    for segment, width in enumerate(widths[: event.segment + 1 - path.key.segment], start=path.key.segment):
+        found = batches.get(segment)
+        if segment == event.segment:
+            width, ended_ns = event.width, now_ns
+        else:
+            ended_ns = entered_ns if found is None else min(max(entered_ns, found.ended_ns), now_ns)
+        passages.append(_Passage(event.server, width, entered_ns, trace.micro_batch, found, ended_ns))
+        entered_ns = ended_ns
+    return passages
+
+
 def _stages_ns(entered_ns: int, micro_batch: _OpenDecision, batch: BatchTold, now_ns: int) -> tuple[int, ...]:
+    """Divide the time of a pass among the stages; after the first one of a path, the micro-batch has arrived before."""
     snapshot_ns = max(entered_ns, micro_batch.snapshot_ns)
     sent_ns = max(snapshot_ns, micro_batch.sent_ns)
     gathered_ns = max(sent_ns, micro_batch.gathered_ns)
@@ -278,21 +311,28 @@ class Ledger:
         """Process an event; a stale one is of an earlier incarnation of the server, and changes nothing."""
         if event.incarnation != self._incarnations[event.server]:
             return
-        passed = event.segment - 1
         since_ns = -1
         micro_batch = None
-        batch = None
+        path = None
+        batches: tuple[BatchTold, ...] = ()
         for trace in self._traces_of(event.requests):
-            if trace.since_ns != since_ns or trace.micro_batch is not micro_batch or trace.batch is not batch:
+            if (
+                trace.since_ns != since_ns
+                or trace.micro_batch is not micro_batch
+                or trace.path is not path
+                or len(trace.batches) != len(batches)
+                or not all(map(is_, trace.batches, batches))
+            ):
                 since_ns = trace.since_ns
                 micro_batch = trace.micro_batch
-                batch = trace.batch
-                passage = _Passage(event.server, event.width, since_ns, micro_batch, batch, now_ns)
+                path = trace.path
+                batches = trace.batches
+                passages = _passages(event, trace, now_ns)
+            passed = event.segment - len(passages)
             if len(trace.passages) > passed:  # segments passed before a restart no longer count
                 trace.forget(passed)
-            trace.passages.append(passage)
-            trace.since_ns = now_ns
-            trace.micro_batch = trace.batch = None
+            trace.passages += passages
+            trace.end_try(now_ns)
 
     def _note_rejection(self, event: RequestsRejected, now_ns: int) -> None:
         """Process an event; a stale one is of an earlier incarnation of the server, and changes nothing."""
@@ -363,6 +403,9 @@ class Ledger:
                 for batching_delay, _ in self._batching_delays.pop(request, ())
             ]
             self._delayed_before[micro_batch.micro_batch] = batching_delays
+        if micro_batch.then:
+            for request in micro_batch.requests:
+                self._traces[request].path = micro_batch
         if not self._detail:
             return
         assert decision is not None, "a micro-batch that was not requested"
@@ -417,13 +460,13 @@ class Ledger:
     def _accuracy(self, ended: MicroBatchFinished) -> float:
         """Return p_acc: at the last segment 1 if correct, otherwise 0; before it the prior of the widths; 0 for a
         failed member."""
-        if ended.segment == self._segments:
-            return sum(ended.correct) / len(ended.correct)
         total = 0.0
         previous = None
         prior = 0.0
-        for widths, failed in zip(ended.widths, ended.failed, strict=True):
-            if not failed:
+        for widths, is_right, failed in zip(ended.widths, ended.correct, ended.failed, strict=True):
+            if len(widths) == self._segments:
+                total += is_right
+            elif not failed:
                 if widths is not previous:
                     previous, prior = widths, self._prior(widths)
                 total += prior
@@ -460,8 +503,9 @@ class Ledger:
     def note_batch(self, server: int, note: BatchTold) -> None:
         """Note that a batch has ended at a server."""
         self.note_arrivals(note.arrivals)
+        alone = (note,)
         for trace in self._traces_of(note.requests):
-            trace.batch = note
+            trace.batches = (*trace.batches, note) if trace.path is not None else alone
         self._batches.append((server, note))
 
     def note_reading(self, server: int, event: TelemetrySampled) -> None:

@@ -99,21 +99,41 @@ STABLE, CANARY = VERSIONS = range(2)  # of the weights: the one for all requests
 
 
 class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A micro-batch that one decision sent to one server; its id is the decision's."""
+    """A micro-batch that one decision sent to one server; its id is the decision's.
+
+    `then`: its path, the widths of the following segments, which it passes there before it returns.
+    """
 
     micro_batch: int
     server: int
     incarnation: int
     key: WorkKey
     requests: tuple[int, ...]
+    then: tuple[float, ...] = ()
+
+    def key_at(self, step: int) -> WorkKey:
+        """Return the work key of a segment of its path; 0: that which it is sent for."""
+        if not step:
+            return self.key
+        before = self.then[step - 2] if step > 1 else self.key.width
+        return WorkKey(self.key.segment + step, self.then[step - 1], before)
+
+    @property
+    def keys(self) -> tuple[WorkKey, ...]:
+        """The work keys of all its segments, in order."""
+        return tuple(map(self.key_at, range(1 + len(self.then)))) if self.then else (self.key,)
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """A router's decision for a micro-batch: the server, the width and the micro-batch size (Eq. 2-4)."""
+    """A router's decision for a micro-batch: the server, the width and the micro-batch size (Eq. 2-4).
+
+    `then`: widths of the following segments, if it passes them on that server without another decision (a *path*).
+    """
 
     server: int
     width: float
     micro_batch_size: int
+    then: tuple[float, ...] = ()
 
 
 class BatchingDelay(msgspec.Struct, frozen=True, array_like=True):
@@ -327,7 +347,7 @@ class TransferFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class RequestsReturned(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A batch ended at a server: its requests have one more width.
+    """A batch ended at a server: its requests have passed `segment` at `width`, and all of their path before it.
 
     `correct` is empty except at the last segment, when it has one entry for each request: whether the prediction was
     right. `residency` is the server's at the return.
@@ -608,7 +628,10 @@ class RunBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ReturnRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Return these requests to the router: they have passed `segment` at `width`; their activations stay here."""
+    """Return these requests to the router: they have passed `segment` at `width`, and all of their path before it.
+
+    Their activations stay here.
+    """
 
     incarnation: int
     requests: tuple[int, ...]

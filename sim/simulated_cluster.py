@@ -400,8 +400,8 @@ class Simulation:
 
     def _labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
         """Return whether predictions are right, for requests that have just passed their last segment at `width`."""
-        is_correct, widths_of = self.spec.correctness.is_correct, self.router.widths_of
-        return tuple(is_correct(request, (*widths_of(request), width)) for request in requests)
+        is_correct, widths_before_last = self.spec.correctness.is_correct, self.router.widths_before_last
+        return tuple(is_correct(request, (*widths_before_last(request), width)) for request in requests)
 
     # -------------------------------------------------------------------------------------------------- the network
 

@@ -190,7 +190,7 @@ class PlannedTraffic:
         self.has_ended = not self._arrivals_ns
         self._labels: list[int] = run.labels[run.images_shown].tolist()
         self._is_correct = run.is_correct
-        self._widths_of = router.widths_of
+        self._widths_before_last = router.widths_before_last
 
     def take(self, now_ns: int) -> tuple[RequestArrived, int]:
         """See `Traffic`: each at its own time, so that waits at a busy router are included."""
@@ -209,7 +209,7 @@ class PlannedTraffic:
     ) -> tuple[bool, ...]:
         """See `Traffic`: compares with the images' labels, or with the given results of each request at its widths."""
         if (is_correct := self._is_correct) is not None:
-            return tuple([is_correct(request, (*self._widths_of(request), width)) for request in requests])
+            return tuple([is_correct(request, (*self._widths_before_last(request), width)) for request in requests])
         expected, count = self._labels, len(self._labels)
         return tuple([label == expected[request % count] for request, label in zip(requests, labels, strict=True)])
 

@@ -17,6 +17,7 @@ from policies.compiled.plan_layout import (
     Plan,
     Record,
     SeenServer,
+    add_path,
     batch_ns,
     held,
     is_up,
@@ -230,11 +231,13 @@ def take_bearing(plan: Plan, observation: ObservationRecord) -> None:
                 least, plan.server = units, index
                 plan.width = width
     plan.micro_batch_size = largest_micro_batch(plan)
+    add_path(plan, observation, tuple_at)
     remaining = (plan.segments - 1 - observation.segment) / plan.segments
     if observation.location >= 0:
         before = Coming(rule, _MEMORY, observation.location)
         before.images = max(0.0, before.images - images * (remaining + 1 / plan.segments))
-    Coming(rule, _MEMORY, plan.server).images += images * remaining
+    left = plan.segments - 1 - observation.segment - plan.then
+    Coming(rule, _MEMORY, plan.server).images += images * (left / plan.segments)
 
 
 _NS = 1e9

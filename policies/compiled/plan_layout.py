@@ -223,7 +223,10 @@ class WidthRule(Record):
 
 
 class Plan(Record):
-    """A router's rule, and its memory."""
+    """A router's rule, its memory, and its choice; `then` counts the widths of the choice's path, from `then_at` on.
+
+    With paths, `held_at` has the widths that each server can hold by place, and `first_places_at` each class's first.
+    """
 
     servers = segments = widths = keys = most = micro_batch_sizes_at = micro_batch_size_count = placement = stays = (
         micro_batch_size_rule
@@ -232,6 +235,7 @@ class Plan(Record):
     transfer_ns_at = masks_at = devices_at = links_at = racks_at = links = INT
     share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = micro_batch_size = INT
     wake_ns = delay_at = coming_at = packed_at = sees_all = INT
+    held_at = places = first_places_at = then_at = then = INT
     width_rule = WidthRule.blank()
 
 
@@ -430,6 +434,21 @@ def held(fits: int, most: int) -> int:
     while not fits >> width & 1:
         width += 1
     return width
+
+
+@kernel
+def add_path(plan: Plan, observation: ObservationRecord, tuple_at: int) -> None:
+    """Compute `rule_context.PathRule.then`, for the server chosen and the widths at an offset."""
+    plan.then = 0
+    if plan.held_at == 0:
+        return
+    place = ints(plan)[plan.first_places_at + observation.service_class]
+    for segment in range(observation.segment + 1, plan.segments):
+        fits = ints(plan)[plan.held_at + plan.server * plan.places + place + segment]
+        if fits == 0:
+            return
+        ints(plan)[plan.then_at + plan.then] = held(fits, ints(plan)[tuple_at + segment])
+        plan.then += 1
 
 
 @kernel

@@ -19,6 +19,7 @@ from policies.compiled.plan_layout import (
     Plan,
     Record,
     WidthRule,
+    add_path,
     batch_ns,
     held,
     is_up,
@@ -207,14 +208,23 @@ def variant_of(plan: Plan, observation: ObservationRecord, rule: WidthRule, serv
 
 
 @kernel
+def present_tuple_at(plan: Plan, observation: ObservationRecord, rule: WidthRule) -> int:
+    """Compute `FixedWidths.widths_of`, `Ladder.widths_of`: the offset of the widths of all segments."""
+    if rule.rule == LADDER:
+        rung = Rung(plan, rule.rung_at, observation.service_class)
+        return rung.tuples_at + rung.rung * plan.segments
+    return rule.tuple_at + observation.service_class * plan.segments
+
+
+@kernel
 def width_for(plan: Plan, observation: ObservationRecord, rule: WidthRule, server: int) -> int:
     """Return the width for the candidate micro-batch on that server, by a rule of widths."""
     fits, tuple_at = seen_at(observation, server).fits, rule.tuple_at + observation.service_class * plan.segments
     if rule.rule == RANDOM_WIDTH:
         return random_width(plan, fits)
     if rule.rule == LADDER:
-        rung = rung_of(plan, observation, rule)
-        tuple_at = Rung(plan, rule.rung_at, observation.service_class).tuples_at + rung * plan.segments
+        rung_of(plan, observation, rule)
+        tuple_at = present_tuple_at(plan, observation, rule)
     elif rule.rule == INFAAS:
         tuple_at = variant_of(plan, observation, rule, server)
     elif rule.rule == BY_SERVER:
@@ -490,3 +500,4 @@ def choose(plan: Plan, observation: ObservationRecord) -> None:
         return
     plan.width = width_for(plan, observation, plan.width_rule, plan.server)
     plan.micro_batch_size = micro_batch_size_for(plan)
+    add_path(plan, observation, present_tuple_at(plan, observation, plan.width_rule))

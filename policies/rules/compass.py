@@ -27,10 +27,12 @@ from kit.strict import StrictModel
 from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel, RoutingPolicy
 from policies.rules.rule_context import (
+    PathRule,
     RouterContext,
     batch_ns,
     corner_tuples,
     full_widths,
+    held_width,
     is_up,
     looked_at,
     middle_way_ns,
@@ -41,7 +43,7 @@ from policies.rules.rule_context import (
     tuple_costs_s,
 )
 from policies.rules.rule_params import POINT, From0, Reals, RuleSpec, Space, holding
-from policies.rules.rule_parts import ControlSpec, held_width
+from policies.rules.rule_parts import ControlSpec
 from policies.vocabulary import BatchingDelayRule, Choice, ClusterView, WorkKey
 
 UNIT_BATCH: Final = 8
@@ -160,11 +162,13 @@ class Compass(Steered):
     segments: int
     control: GoalControl | None = None
     servers: list[Coming] = field(default_factory=list)
+    paths: PathRule | None = None
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate micro-batch; draws no random numbers."""
         priced = self.priced[view.head.service_class]
-        target = priced.rungs[self._rung(view, priced)][view.head.segment - 1]
+        widths = priced.rungs[self._rung(view, priced)]
+        target = widths[view.head.segment - 1]
         images = min(self.micro_batch_sizes[-1], view.candidates)
         least = inf
         choice = Choice(0, target, self.micro_batch_sizes[-1])
@@ -178,6 +182,9 @@ class Compass(Steered):
                 units = self._units_until_end(view, index, width, images)
                 if units < least:
                     least, choice = units, Choice(index, width, self.micro_batch_sizes[-1])
+        if self.paths is not None:
+            then = self.paths.then(view, choice.server, widths)
+            choice = Choice(choice.server, choice.width, choice.micro_batch_size, then)
         self._note(view, choice, images)
         return choice
 
@@ -210,11 +217,12 @@ class Compass(Steered):
     def _note(self, view: ClusterView, choice: Choice, images: int) -> None:
         """Update the work to come where the micro-batch goes and where it was."""
         location = view.head.location
-        remaining, step = (self.segments - view.head.segment) / self.segments, 1 / self.segments
+        left = self.segments - view.head.segment
+        remaining, step = left / self.segments, 1 / self.segments
         if location >= 0:
             source = self.servers[location]
             source.images = max(0.0, source.images - images * (remaining + step))
-        self.servers[choice.server].images += images * remaining
+        self.servers[choice.server].images += images * ((left - len(choice.then)) / self.segments)
 
 
 class CompassRule(RuleSpec):
@@ -277,6 +285,7 @@ class CompassRule(RuleSpec):
             segments=config.segments,
             control=control,
             servers=[Coming() for _ in servers],
+            paths=PathRule.of(context),
         )
 
 

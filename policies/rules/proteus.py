@@ -23,9 +23,9 @@ from pydantic import Field
 
 from kit.errors import InputError
 from policies.interfaces import RoutingPolicy
-from policies.rules.rule_context import RouterContext, efficient_tuples, path_ns, spread
+from policies.rules.rule_context import RouterContext, efficient_tuples, held_width, path_ns, spread
 from policies.rules.rule_params import Above0, Reals, RuleSpec, ShareAbove0, Space
-from policies.rules.rule_parts import held_width, valid_servers
+from policies.rules.rule_parts import valid_servers
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, ServerView
 
 GRID: Final = 1.02  # demands are rounded up to its powers, so that few plans are needed

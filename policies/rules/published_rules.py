@@ -29,6 +29,7 @@ from policies.rules.rule_context import (
     default_target_s,
     efficient_tuples,
     full_widths,
+    held_width,
     outstanding_ns,
     path,
     speeds_img_s,
@@ -36,7 +37,7 @@ from policies.rules.rule_context import (
     transfer_ns,
 )
 from policies.rules.rule_params import POINT, Above0, From0, PlacedRule, Reals, Share, Space
-from policies.rules.rule_parts import FixedWidths, held_width, make_placement
+from policies.rules.rule_parts import FixedWidths, make_placement
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
 
 VARIANTS: Final = 8  # at most, evenly over the efficient tuples: a step should matter

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import inf
+from operator import and_
 
 import numpy as np
 import numpy.typing as npt
@@ -58,12 +59,63 @@ class RouterContext:
 
 
 @dataclass(frozen=True, slots=True)
+class PathRule:
+    """The paths of a rule that knows the widths of all segments: they end where a server can hold no width.
+
+    Attributes:
+        held: (servers, places, widths) the widths of the same model that a server can hold, and that are in its working
+            set.
+        first_places: for each class the place of its model's first segment.
+    """
+
+    widths: tuple[float, ...]
+    segments: int
+    held: tuple[tuple[tuple[bool, ...], ...], ...]
+    first_places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, context: RouterContext) -> PathRule | None:
+        """Return the rule of a cluster; None if it has no paths."""
+        config, sets = context.config, context.working_sets
+        if not config.paths:
+            return None
+        held = tuple(
+            tuple(
+                tuple(map(and_, mask, sets[server][place % config.segments])) if sets else mask
+                for place, mask in enumerate(masks)
+            )
+            for server, masks in enumerate(config.masks())
+        )
+        first_places = tuple(config.place_of(1, number) for number in range(config.class_count))
+        return cls(config.widths, config.segments, held, first_places)
+
+    def then(self, view: ClusterView, server: int, widths: Sequence[float]) -> tuple[float, ...]:
+        """Return the path of the view's candidates on a server, which are to run at `widths`, one for each segment."""
+        path: list[float] = []
+        for segment in range(view.head.segment, self.segments):
+            held = self.held[server][self.first_places[view.head.service_class] + segment]
+            if not any(held):
+                break
+            path.append(held_width(self.widths, held, widths[segment]))
+        return tuple(path)
+
+
+@cache
+def held_width(widths: tuple[float, ...], held: tuple[bool, ...], most: float) -> float:
+    """Return the widest held width that isn't above `most`, or otherwise the narrowest held one. `widths` ascend."""
+    available = [width for width, fits in zip(widths, held, strict=True) if fits]
+    return max((width for width in available if width <= most), default=available[0])
+
+
+@dataclass(frozen=True, slots=True)
 class ComposedRouter(Steered):
-    """A placement, then a width for that server, then a micro-batch size."""
+    """A placement, then a width for that server, then a micro-batch size; and a path, where the width rule has the
+    widths of all segments (`widths_of`)."""
 
     placement: Placement
     width: WidthRule
     micro_batch_size: MicroBatchSizeRule
+    paths: PathRule | None = None
 
     @property
     def control(self) -> GoalControl | None:
@@ -73,8 +125,11 @@ class ComposedRouter(Steered):
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate micro-batch."""
         server = self.placement(view, rng)
-        width = self.width(view, server, rng)
-        return Choice(server, width, self.micro_batch_size(view, rng))
+        width, micro_batch_size = self.width(view, server, rng), self.micro_batch_size(view, rng)
+        if self.paths is None:
+            return Choice(server, width, micro_batch_size)
+        widths: Sequence[float] = self.width.widths_of(view)  # type: ignore[attr-defined]
+        return Choice(server, width, micro_batch_size, self.paths.then(view, server, widths))
 
 
 def drawn(count: int, rng: np.random.Generator) -> int:

@@ -36,6 +36,7 @@ from policies.goal_control import MAX_STRETCH, GoalControl, Steered
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.rule_context import (
     ComposedRouter,
+    PathRule,
     RouterContext,
     WidthRule,
     WorkingSet,
@@ -46,6 +47,7 @@ from policies.rules.rule_context import (
 )
 from policies.rules.rule_parts import (
     PLACEMENT_NAMES,
+    STAYING,
     ControlledLadder,
     ControlSpec,
     FixedWidths,
@@ -304,7 +306,8 @@ class PlacedRule(RuleSpec):
     def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
         micro_batch_size = LargestMicroBatch(self.micro_batch_sizes(context.config, source, key))
         placement = make_placement(self.placement, context, width)
-        return ComposedRouter(placement, width, micro_batch_size)
+        has_paths = self.placement in STAYING and hasattr(width, "widths_of")
+        return ComposedRouter(placement, width, micro_batch_size, PathRule.of(context) if has_paths else None)
 
 
 def _check_tuple(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import exp
 from typing import Annotated, Final
 
@@ -21,6 +20,7 @@ from policies.rules.rule_context import (
     WidthRule,
     batch_ns,
     drawn,
+    held_width,
     is_up,
     looked_at,
     middle_way_ns,
@@ -309,18 +309,12 @@ _PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule], Placement]] = {
     "sticky-coming": lambda context, width: _least_work_coming(context, stays=True),
 }
 PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)
+STAYING: Final = ("sticky", "packed")  # those under which a path changes no placement
 
 
 def make_placement(name: str, context: RouterContext, width: WidthRule) -> Placement:
     """Create a placement by its name; `width` is the width rule for the micro-batches that it places."""
     return _PLACEMENTS[name](context, width)
-
-
-@cache
-def held_width(widths: tuple[float, ...], held: tuple[bool, ...], most: float) -> float:
-    """Return the widest held width that isn't above `most`, or otherwise the narrowest held one. `widths` ascend."""
-    available = [width for width, fits in zip(widths, held, strict=True) if fits]
-    return max((width for width in available if width <= most), default=available[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +339,11 @@ class FixedWidths:
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """Return the width for the view's candidate micro-batch on that server."""
-        tuple_ = self.by_class[view.head.service_class] if self.by_class else self.tuple_
-        return held_width(self.widths, view.servers[server].widths, tuple_[view.head.segment - 1])
+        return held_width(self.widths, view.servers[server].widths, self.widths_of(view)[view.head.segment - 1])
+
+    def widths_of(self, view: ClusterView) -> tuple[float, ...]:
+        """Return the widths of all segments."""
+        return self.by_class[view.head.service_class] if self.by_class else self.tuple_
 
 
 def requests_per_server(view: ClusterView) -> float:
@@ -393,6 +390,10 @@ class Ladder:
         """Return the width of that rung for the view's candidate micro-batch on that server."""
         target = self.rungs[view.head.service_class][rung][view.head.segment - 1]
         return held_width(self.widths, view.servers[server].widths, target)
+
+    def widths_of(self, view: ClusterView) -> tuple[float, ...]:
+        """Return the widths of all segments on the present rung."""
+        return self.rungs[view.head.service_class][self.at[view.head.service_class]]
 
 
 LONGEST_LIMIT_S: Final = 1e7  # as in scenarios
@@ -464,6 +465,10 @@ class ControlledLadder(Steered):
         rung = self.ladder.rung_of(view, exp(-control.step(view)))
         control.end = end_of_dial(rung, len(self.ladder.rungs[view.head.service_class]))
         return self.ladder.width_at(rung, view, server)
+
+    def widths_of(self, view: ClusterView) -> tuple[float, ...]:
+        """Return the widths of all segments on the present rung."""
+        return self.ladder.widths_of(view)
 
 
 @dataclass(frozen=True, slots=True)

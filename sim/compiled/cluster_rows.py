@@ -24,6 +24,7 @@ from sim.compiled.row_layout import (
     ORDER_AT,
     BatchCost,
     BatchQueue,
+    BatchTimes,
     ClassStats,
     Cluster,
     Credit,
@@ -343,10 +344,11 @@ class Shape:
         p.reports_at = p.instance_lists_at + p.specs * Instances.size
         p.readings_at = p.reports_at + p.reports * Report.size
         p.server_size = p.readings_at + p.readings * Reading.size
-        p.members_at = MicroBatch.size + p.moves * Move.size
+        p.path_at = MicroBatch.size + p.moves * Move.size
+        p.members_at = p.path_at + p.segments * p.paths
         p.member_size = Member.size if p.max_batching_delay_ns else Member.offsets["batching_delays"]
         p.micro_batch_stride = p.members_at + p.micro_batch_size * p.member_size
-        trace = Trace.size + p.segments * (2 + Stages.size) if keeps else 0
+        trace = Trace.size + p.segments * (2 + Stages.size + BatchTimes.size * p.paths) if keeps else 0
         p.request_size = Request.size + trace
         p.margin = margin(program)
         p.instances, p.requests = instances, requests
@@ -357,6 +359,7 @@ class Shape:
             "up_at": p.places,
             "looked_at": p.samples,
             "freed_at": p.samples,
+            "then_at": p.segments,
             "candidates_at": p.micro_batch_size,
             "class_stats_at": p.classes * ClassStats.size,
             "observed_at": p.servers * Observed.size,
@@ -474,8 +477,9 @@ def margin(program: Program) -> int:
 
 
 def message_margin(program: Program) -> int:
-    """Return how many messages one event may send: passed and failed parts of a batch, and each queue that gives up."""
-    return program.width_count + 4
+    """Return how many messages one event may send: passed and failed parts of a batch, and each queue that gives up,
+    whose requests may be on a path or not."""
+    return 2 * program.width_count + 6
 
 
 def addressed(array: npt.NDArray[Any]) -> int:

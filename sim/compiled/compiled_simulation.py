@@ -134,6 +134,12 @@ class CompiledSimulation:
         place_number = self.cluster.router.place_of(head.segment, head.service_class)
         _require(self._masks[choice.server][place_number][width], f"the policy chose a masked width: {choice}")
         _require(self._pending.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
+        then = [widths.index(width) for width in choice.then]
+        for place, number in enumerate(then, start=place_number + 1):
+            _require(self._masks[choice.server][place][number], f"the policy chose a masked width: {choice}")
+        c, at = self._run.cluster, self._run.shape.p.then_at
+        c.then = len(then)
+        self._run.row[at : at + len(then)] = then
         self._pending = None
         self._answer = RouterAnswer(choice.server, width, choice.micro_batch_size)
 

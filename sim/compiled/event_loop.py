@@ -54,6 +54,7 @@ from sim.compiled.row_access import (
     model_of,
     observed_at,
     params_of,
+    path_key,
     place_of,
     record_rest,
     request_at,
@@ -313,7 +314,7 @@ def _lacks(c: Cluster, p: Parameters) -> int:
         return MICRO_BATCHES_FULL
     if c.free_instances < p.margin:
         return INSTANCES_FULL
-    if c.free_messages < p.widths + 4:
+    if c.free_messages < 2 * p.widths + 6:
         return MESSAGES_FULL
     if c.detail:
         micro_batches = c.micro_batch_rows + p.micro_batches >= c.micro_batch_rows_room
@@ -536,7 +537,9 @@ def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
     number = server.first_micro_batch
     while number != NONE:
         micro_batch = micro_batch_at(c, p, number)
-        work += (micro_batch.count - micro_batch.ended) * ints(plan)[costs_at + micro_batch.key]
+        for step in range(1 + micro_batch.then):
+            key = path_key(p, micro_batch, step)
+            work += (micro_batch.count - micro_batch.ended) * ints(plan)[costs_at + key]
         number = micro_batch.next
     return work
 
@@ -567,4 +570,7 @@ def run_cluster(
         if c.now_ns >= plan.wake_ns:
             return NEEDS_PLAN
         choose(plan, observation)
+        c.then = plan.then
+        for step in range(plan.then):
+            ints(c)[p.then_at + step] = ints(plan)[plan.then_at + step]
         decide(c, p, plan.server, plan.width, plan.micro_batch_size)

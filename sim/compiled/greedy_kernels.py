@@ -39,7 +39,9 @@ from sim.compiled.row_access import (
     micro_batch_at,
     model_at,
     model_of,
+    note_batch,
     params_of,
+    path_key,
     reading_at,
     record_batch,
     record_reading,
@@ -47,6 +49,7 @@ from sim.compiled.row_access import (
     report_at,
     report_power,
     request_at,
+    segment_of,
     spec_at,
 )
 from sim.compiled.row_layout import (
@@ -63,9 +66,11 @@ from sim.compiled.row_layout import (
     UNLABELLED,
     UNLOADING,
     BatchCost,
+    BatchTimes,
     Cluster,
     Instance,
     InstanceCost,
+    Message,
     MicroBatch,
     Parameters,
     Parts,
@@ -76,7 +81,7 @@ from sim.compiled.row_layout import (
     TakenCost,
 )
 
-_COST = BatchCost.size
+_COST, _TIMES = BatchCost.size, BatchTimes.size
 
 # --------------------------------------------------------------------------------------------------- words about keys
 
@@ -155,7 +160,7 @@ def _enqueue_micro_batch(c: Cluster, p: Parameters, server: Server, micro_batch:
             first = member_at(p, micro_batch, position).request
             request_at(c, p, first).next = slot
             slot = first
-        _reject(c, p, server, slot, micro_batch.count, TOO_LARGE, now)
+        _reject(c, p, server, slot, micro_batch.count, key, TOO_LARGE, now)
     schedule(c, p, server, now)
 
 
@@ -181,7 +186,7 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     if instance.cost_at == NONE:
         _unlink(c, p, server.failing, slot)
         _release_batch(c, p, server, slot, now)
-        _reject(c, p, server, instance.head, instance.count, MEMORY, now)
+        _reject(c, p, server, instance.head, instance.count, instance.key, MEMORY, now)
         _unload(c, p, server, slot, now)
         _back_off(c, p, server, instance.spec, now)
         replan(c, p, device)
@@ -203,21 +208,63 @@ def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance,
     if c.poison_at != 0 and instance.spec // p.widths == p.segments - 1:
         poisoned = _set_poisoned_aside(c, p, instance)
         if poisoned == instance.count:
-            _reject(c, p, server, instance.failed, poisoned, UNLABELLED, now)
+            _reject(c, p, server, instance.failed, poisoned, instance.key, UNLABELLED, now)
             return
     server.images += instance.count - poisoned
     spec_at(p, server, instance.spec).failures = 0
     server.batches += 1
     record_batch(c, p, server, instance, now)
-    message = send_back(c, p, server, instance.head, instance.count - poisoned, NO_REASON, now)
-    message.width, message.commanded_ns = instance.served_width, instance.commanded_ns
-    message.started_ns = instance.started_ns
-    message.ended_ns, message.load_began_ns = now, instance.load_began_ns
-    message.loaded_ns = instance.loaded_ns
-    message.loaded_bits, message.loading_bits = server.loaded_bits, server.loading_bits
-    deliver(c, p, server, message, now)
+    instance.times.ended_ns = now
+    passed = instance.count - poisoned
+    if p.paths and not params_of(p, server).serves_as_instance:
+        passed = _queue_for_paths(c, p, server, instance)
+    if passed > 0:
+        message = _returned(c, p, server, instance.head, passed, instance.key, instance.served_width, now)
+        message.is_early = 0
+        for n in range(_TIMES):
+            ints(message.times)[n] = ints(instance.times)[n]
+        deliver(c, p, server, message, now)
     if poisoned:
-        _reject(c, p, server, instance.failed, poisoned, UNLABELLED, now)
+        _reject(c, p, server, instance.failed, poisoned, instance.key, UNLABELLED, now)
+
+
+@kernel
+def _queue_for_paths(c: Cluster, p: Parameters, server: Server, instance: Instance) -> int:
+    """Queue requests of a batch for the next segment of their paths (`GreedyScheduler._goes_on`); returns the number of
+    the others."""
+    slot, segment = instance.head, segment_of(p, instance.key)
+    count, last = 0, NONE
+    while slot != NONE:
+        request = request_at(c, p, slot)
+        following = request.next
+        micro_batch = micro_batch_at(c, p, request.micro_batch)
+        step = segment - segment_of(p, micro_batch.key)
+        key = path_key(p, micro_batch, step + 1) if step < micro_batch.then else NONE
+        if key != NONE and ints(p)[params_of(p, server).can_hold_at + _spec_of(p, key)]:
+            if c.keeps:
+                note_batch(p, request, segment, instance.times)
+            enqueue(c, p, server, key, slot)
+        else:
+            request.next = NONE
+            if last == NONE:
+                instance.head = slot
+            else:
+                request_at(c, p, last).next = slot
+            last = slot
+            count += 1
+        slot = following
+    return count
+
+
+@kernel
+def _returned(
+    c: Cluster, p: Parameters, server: Server, slot: int, count: int, key: int, width: int, now: int
+) -> Message:
+    """Write a message that returns requests which have passed a segment."""
+    message = send_back(c, p, server, slot, count, NO_REASON, now)
+    message.segment, message.width = segment_of(p, key), width
+    message.loaded_bits, message.loading_bits = server.loaded_bits, server.loading_bits
+    return message
 
 
 @kernel
@@ -249,8 +296,35 @@ def _set_poisoned_aside(c: Cluster, p: Parameters, instance: Instance) -> int:
 
 
 @kernel
-def _reject(c: Cluster, p: Parameters, server: Server, slot: int, count: int, reason: int, now: int) -> None:
-    deliver(c, p, server, send_back(c, p, server, slot, count, reason, now), now)
+def _reject(c: Cluster, p: Parameters, server: Server, slot: int, count: int, key: int, reason: int, now: int) -> None:
+    """Reject requests of a key; those on a path are returned after its last segment (`GreedyScheduler._reject`)."""
+    first_on, last_on, first, last = NONE, NONE, NONE, NONE
+    on_path, segment = 0, segment_of(p, key)
+    while slot != NONE:
+        request = request_at(c, p, slot)
+        following = request.next
+        request.next = NONE
+        if segment_of(p, micro_batch_at(c, p, request.micro_batch).key) < segment:
+            if last_on == NONE:
+                first_on = slot
+            else:
+                request_at(c, p, last_on).next = slot
+            last_on = slot
+            on_path += 1
+        else:
+            if last == NONE:
+                first = slot
+            else:
+                request_at(c, p, last).next = slot
+            last = slot
+        slot = following
+    if on_path > 0:
+        previous = key % (p.widths + 1)
+        message = _returned(c, p, server, first_on, on_path, key - p.widths * (p.widths + 1), previous - 1, now)
+        message.is_early = 1
+        deliver(c, p, server, message, now)
+    if count > on_path:
+        deliver(c, p, server, send_back(c, p, server, first, count - on_path, reason, now), now)
 
 
 @kernel
@@ -259,14 +333,14 @@ def finish_load(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     slot = _take_due(c, p, server.loading, now)
     server.times.load = _soonest(c, p, server.loading)
     instance = instance_at(c, p, slot)
-    if instance.load_began_ns < now:
+    if instance.times.load_began_ns < now:
         count_load(c, p, server, -1, now)
     if server.is_hung:
         return
     instances = spec_at(p, server, instance.spec)
     instances.is_hosted = 1
     instances.loading -= 1
-    instance.loaded_ns = now
+    instance.times.loaded_ns = now
     _set_free(c, p, server, slot, now)
     _note_residency(p, server)
     schedule(c, p, server, now)
@@ -375,7 +449,7 @@ def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int, load_n
     server.used_bytes += _bytes_of(p, server, spec)
     server.peak_bytes = max(server.peak_bytes, server.used_bytes)
     server.loads += 1
-    instance.load_began_ns, instance.loaded_ns = now, now
+    instance.times.load_began_ns, instance.times.loaded_ns = now, now
     instance.due_ns = now + load_ns
     if load_ns > 0:
         count_load(c, p, server, 1, now)
@@ -446,7 +520,7 @@ def _back_off(c: Cluster, p: Parameters, server: Server, spec: int, now: int) ->
         key = ints(server)[ORDER_AT + position]
         if _spec_of(p, key) == spec and not _has_instance_for(p, server, key):
             count = key_at(p, server, key).count
-            _reject(c, p, server, dequeue(c, p, server, position, count), count, MEMORY, now)
+            _reject(c, p, server, dequeue(c, p, server, position, count), count, key, MEMORY, now)
         else:
             position += 1
 
@@ -543,7 +617,7 @@ def _run(c: Cluster, p: Parameters, server: Server, position: int, slot: int, no
     server.next_batch += 1
     server.running += count
     instance.padded = _padded(p, params, count)
-    instance.commanded_ns = instance.started_ns = now
+    instance.times.commanded_ns = instance.times.started_ns = now
     instance.link, instance.waiting_ns = NONE, 0
     _dispatch(c, p, server, slot, now)
 
@@ -606,7 +680,7 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
             device.waiting_ns += instance.waiting_ns
             _await_start(c, p, server, slot, free)
             return
-    instance.started_ns = now
+    instance.times.started_ns = now
     if room == NONE or instance.count <= room:
         size = instance.padded
         work = _solo_ns(c, p, server, instance, BatchCost(p, costs_at, size))
@@ -881,7 +955,7 @@ def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         slot = instance_at(c, p, slot).link
     slot = server.loading.head
     while slot != NONE:
-        if instance_at(c, p, slot).load_began_ns < instance_at(c, p, slot).due_ns:
+        if instance_at(c, p, slot).times.load_began_ns < instance_at(c, p, slot).due_ns:
             count_load(c, p, server, -1, now)
         slot = instance_at(c, p, slot).link
     device.is_touched = 1

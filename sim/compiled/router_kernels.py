@@ -47,6 +47,7 @@ from sim.compiled.row_access import (
     note_loss,
     note_return,
     params_of,
+    path_key,
     place_of,
     record_request,
     request_at,
@@ -364,6 +365,9 @@ def send_micro_batch(c: Cluster, p: Parameters, now: int) -> int:
     micro_batch.sent_ns = micro_batch.gathered_ns = now
     micro_batch.arrived_ns = 0
     micro_batch.moves, micro_batch.moving = 0, 0
+    micro_batch.then = c.then
+    for step in range(c.then):
+        ints(micro_batch)[p.path_at + step] = ints(c)[p.then_at + step]
     c.slot = NONE
     for position in range(count):
         following = take(c, p, slot)
@@ -376,10 +380,11 @@ def send_micro_batch(c: Cluster, p: Parameters, now: int) -> int:
         if request.location != c.server:
             _add_move(micro_batch, request.location)
         slot = following
-    queue = key_at(p, server, key)
-    if queue.outstanding == 0:
-        queue.since = c.decision
-    queue.outstanding += count
+    for step in range(1 + micro_batch.then):
+        queue = key_at(p, server, path_key(p, micro_batch, step))
+        if queue.outstanding == 0:
+            queue.since = c.decision
+        queue.outstanding += count
     count_requests(c, p, server, count)
     server.micro_batches += 1
     if server.micro_batches == p.cap:
@@ -655,17 +660,21 @@ def _waits_for(micro_batch: MicroBatch, source: int) -> bool:
 
 @kernel
 def advance_request(c: Cluster, p: Parameters, server: Server, message: Message, slot: int, now: int) -> None:
-    """Advance a request past a segment: one width more (`RouterCore._advance`)."""
+    """Advance a request past a segment, and those of its path before it (`RouterCore._advance`)."""
     request = request_at(c, p, slot)
     number, position = request.micro_batch, request.position
-    segment = request.segment
-    member = member_at(p, micro_batch_at(c, p, number), position)
+    micro_batch, first, segment = micro_batch_at(c, p, number), request.segment, message.segment
+    member = member_at(p, micro_batch, position)
     member.span_ns = now - request.entered_ns
     member.energy_j = energy_j(c, p, now) - request.entered_j
-    note_return(c, p, server, message, request, now)
-    width = message.width
-    code = request.code * p.widths + width
-    request.code, request.previous_width = code, width + 1
+    code = request.code
+    for passed in range(first, segment + 1):
+        width = message.width
+        if passed < segment:
+            width = path_key(p, micro_batch, passed - first) // (p.widths + 1) % p.widths
+        note_return(c, p, server, message, request, passed, width, now)
+        code = code * p.widths + width
+    request.code, request.previous_width = code, message.width + 1
     request.segment = segment + 1
     request.location, request.incarnation = server.index, server.incarnation
     if segment + 1 == p.segments:
@@ -749,7 +758,8 @@ def _leave_micro_batch(c: Cluster, p: Parameters, number: int, position: int, no
     member_at(p, micro_batch, position).has_ended = 1
     micro_batch.ended += 1
     count_requests(c, p, server, -1)
-    key_at(p, server, micro_batch.key).outstanding -= 1
+    for step in range(1 + micro_batch.then):
+        key_at(p, server, path_key(p, micro_batch, step)).outstanding -= 1
     if micro_batch.ended < micro_batch.count:
         return
     if server.micro_batches == p.cap and server.is_up:

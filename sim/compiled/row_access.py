@@ -23,6 +23,7 @@ from sim.compiled.row_layout import (
     BatchCost,
     BatchQueue,
     BatchRow,
+    BatchTimes,
     Calendar,
     ClassStats,
     Cluster,
@@ -189,6 +190,23 @@ def member_at(p: Parameters, micro_batch: MicroBatch, position: int) -> Member:
     return Member(micro_batch, p.members_at + position * p.member_size)
 
 
+@kernel
+def path_key(p: Parameters, micro_batch: MicroBatch, step: int) -> int:
+    """Compute `MicroBatch.key_at`: the key of a segment of a micro-batch's path, 0 for the first one."""
+    if step == 0:
+        return micro_batch.key
+    path, widths = ints(micro_batch), p.widths
+    segment, width = micro_batch.key // (widths + 1) // widths, micro_batch.key // (widths + 1) % widths
+    previous = path[p.path_at + step - 2] if step > 1 else width
+    return ((segment + step) * widths + path[p.path_at + step - 1]) * (widths + 1) + previous + 1
+
+
+@kernel
+def segment_of(p: Parameters, key: int) -> int:
+    """Return the segment of a key."""
+    return key // (p.widths + 1) // p.widths
+
+
 # --------------------------------------------------------------------------------------------------------- the calendar
 
 
@@ -238,6 +256,7 @@ def soonest_server(c: Cluster, p: Parameters) -> int:
 _NS = 1_000_000_000
 _TERMS, _STAGES = Terms.size, Stages.size
 _TRACE, _REQUEST = Trace.size, Request.size
+_TIMES, _TIMES_OF_MESSAGE = BatchTimes.size, Message.offsets["times"]
 _REQUEST_ROW = RequestRow.size
 
 
@@ -339,9 +358,9 @@ def record_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, 
     widths, key = p.widths, instance.key
     out.server, out.batch = server.index, instance.batch
     out.instance = instance.id
-    out.segment, out.width = key // (widths + 1) // widths, instance.served_width
+    out.segment, out.width = segment_of(p, key), instance.served_width
     out.previous_width, out.count = key % (widths + 1), instance.count
-    out.commanded_ns, out.started_ns = instance.commanded_ns, instance.started_ns
+    out.commanded_ns, out.started_ns = instance.times.commanded_ns, instance.times.started_ns
     out.ended_ns = now
 
 
@@ -405,29 +424,48 @@ def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
 
 
 @kernel
-def note_return(c: Cluster, p: Parameters, server: Server, message: Message, request: Request, now: int) -> None:
-    """Divide a request's time in a segment that it has passed among the stages (`_Passage.stages_ns`)."""
+def note_batch(p: Parameters, request: Request, segment: int, times: BatchTimes) -> None:
+    """Note the batch in which a request has passed a segment and stays on its path."""
+    note, of_batch = ints(_times_at(p, request, segment)), ints(times)
+    for n in range(_TIMES):
+        note[n] = of_batch[n]
+
+
+@kernel
+def _times_at(p: Parameters, request: Request, segment: int) -> BatchTimes:
+    return BatchTimes(request, _REQUEST + _TRACE + p.segments * (2 + _STAGES), segment)
+
+
+@kernel
+def note_return(
+    c: Cluster, p: Parameters, server: Server, message: Message, request: Request, segment: int, width: int, now: int
+) -> None:
+    """Divide a request's time in a segment that it has passed among the stages (`run_ledger._passages`)."""
     if not c.keeps:
         return
     trace, segments = Trace(request, _REQUEST), p.segments
-    passed = request.segment
     lived = ints(trace)
-    trace.length = passed + 1
-    lived[_TRACE + passed] = server.index
-    lived[_TRACE + segments + passed] = message.width
-    for n in range(passed * _STAGES, trace.stages * _STAGES):
+    trace.length = segment + 1
+    lived[_TRACE + segment] = server.index
+    lived[_TRACE + segments + segment] = width
+    for n in range(segment * _STAGES, trace.stages * _STAGES):
         trace.lost_ns += lived[_TRACE + 2 * segments + n]
-    trace.stages = passed + 1
-    micro_batch, stages = micro_batch_at(c, p, request.micro_batch), Stages(trace, _TRACE + 2 * segments, passed)
+    trace.stages = segment + 1
+    times, is_last = BatchTimes(message, _TIMES_OF_MESSAGE), segment == message.segment
+    if not is_last or message.is_early:
+        times = _times_at(p, request, segment)
+    if not is_last:
+        now = min(max(trace.since_ns, times.ended_ns), now)
+    micro_batch, stages = micro_batch_at(c, p, request.micro_batch), Stages(trace, _TRACE + 2 * segments, segment)
     entered = trace.since_ns
     snapshot = max(entered, micro_batch.snapshot_ns)
     sent = max(snapshot, micro_batch.sent_ns)
     gathered = max(sent, micro_batch.gathered_ns)
     arrived = max(gathered, micro_batch.arrived_ns)
-    commanded = max(arrived, message.commanded_ns)
-    started = min(max(commanded, message.started_ns), now)
-    ended = min(max(started, message.ended_ns), now)
-    load = max(0, min(message.loaded_ns, commanded) - max(arrived, message.load_began_ns))
+    commanded = max(arrived, times.commanded_ns)
+    started = min(max(commanded, times.started_ns), now)
+    ended = min(max(started, times.ended_ns), now)
+    load = max(0, min(times.loaded_ns, commanded) - max(arrived, times.load_began_ns))
     stages.router_wait, stages.decision = snapshot - entered, sent - snapshot
     stages.transfer = gathered - sent
     stages.handover = arrived - gathered + now - ended

@@ -80,7 +80,7 @@ class Cluster(Record):
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
     slot = fifo_head = fifo_tail = free_request = free_instance = free_micro_batch = free_message = NONE
     first_heard = last_heard = NONE
-    looked = freed = batch_queue = is_alone = in_batch_queue = candidates = removals = removals_seen = server = (
+    looked = freed = then = batch_queue = is_alone = in_batch_queue = candidates = removals = removals_seen = server = (
         width
     ) = micro_batch_size = INT
     fifo_length = completed = failed = in_flight = INT
@@ -263,7 +263,8 @@ class Request(Record):
 
 
 class Trace(Record):
-    """Further data for a request's record: its servers, its widths and its stages follow, by segment."""
+    """Further data for a request's record: its servers, its widths, its stages and its `BatchTimes` follow, by
+    segment; of the latter, those of segments on its path that it has not returned from."""
 
     length = since_ns = lost_ns = stages = INT
 
@@ -274,12 +275,19 @@ class Stages(Record):
     router_wait = decision = transfer = handover = queue = load = dispatch = run = INT
 
 
+class BatchTimes(Record):
+    """The times of a batch, and of the load of its instance."""
+
+    commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = INT
+
+
 class Instance(Record):
     """An instance, and the batch that it runs."""
 
     id = spec = state = used_ns = next = idle_next = idle_previous = link = due_ns = server = INT
-    batch = head = failed = count = key = served_width = padded = commanded_ns = started_ns = INT
-    load_began_ns = loaded_ns = limit_ns = waiting_ns = INT
+    batch = head = failed = count = key = served_width = padded = INT
+    times = BatchTimes.blank()
+    limit_ns = waiting_ns = INT
     run_next = run_previous = INT
     work_ns = slow_down = REAL
     end_ns = INT
@@ -288,18 +296,22 @@ class Instance(Record):
 
 
 class MicroBatch(Record):
-    """A micro-batch in transfer or at its server; its moves and its members follow."""
+    """A micro-batch in transfer or at its server; its moves, the `then` widths of its path and its members follow."""
 
     next = previous = next_moving = next_arriving = INT
-    decision = server = key = count = ended = moves = moving = batch_queue = tag = INT
+    decision = server = key = count = ended = moves = moving = then = batch_queue = tag = INT
     snapshot_ns = sent_ns = gathered_ns = due_ns = arrived_ns = INT
 
 
 class Message(Record):
-    """Requests on their way back to the router, linked from `head` on, and the times of their batch."""
+    """Requests on their way back to the router, linked from `head` on, and the times of their batch.
+
+    `is_early`: they have left their path after `segment`, whose batch's times are in each one's trace.
+    """
 
     next = slot = server = incarnation = number = head = count = reason = due_ns = INT
-    width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = loaded_bits = loading_bits = INT
+    segment = width = is_early = loaded_bits = loading_bits = INT
+    times = BatchTimes.blank()
 
 
 class Move(Record):
@@ -411,7 +423,7 @@ class Parameters(Record):
         moves
     ) = leaves = INT
     media = INT
-    decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
+    decision_ns = anywhere = paths = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_micro_batch_ns = decision_image_ns = (
         returned_micro_batch_ns
     ) = returned_image_ns = sent_permille = received_permille = INT
@@ -422,9 +434,10 @@ class Parameters(Record):
     sustained_img_s = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
     class_stats_at = INT
-    samples = up_at = looked_at = freed_at = uplinks = observed_at = powers_at = INT
+    samples = up_at = looked_at = freed_at = then_at = uplinks = observed_at = powers_at = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
+    path_at = INT
     devices_at = media_at = micro_batches_at = micro_batches = micro_batch_stride = members_at = batch_queues_at = (
         faults_at
     ) = faults = INT

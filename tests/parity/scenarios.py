@@ -87,6 +87,11 @@ class Scenario:
         )
 
     def _chooser(self) -> RoutingPolicy:
+        chooser = self._plain_chooser()
+        has_none = getattr(chooser, "paths", None) is None
+        return Wanderer(chooser, self.cluster.router) if self.cluster.router.paths and has_none else chooser
+
+    def _plain_chooser(self) -> RoutingPolicy:
         config = self.cluster.router
         if self.policy_name == "first":
             return Script(config, self.choices)
@@ -124,6 +129,27 @@ class Holder:
             more = int(rng.integers(view.candidates + 1, self.most + 1))
             return BatchingDelay(more, int(rng.integers(1, 2 * view.batching_delay_left_ns + 1)))
         return self.router.choose(view, rng)
+
+
+@dataclass
+class Wanderer:
+    """Lets the micro-batches of another router pass some more segments at their server, at any widths."""
+
+    router: RoutingPolicy
+    config: RouterConfig
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | BatchingDelay:
+        choice, head = self.router.choose(view, rng), view.head
+        if isinstance(choice, BatchingDelay):
+            return choice
+        masks, then = self.config.masks()[choice.server], list[float]()
+        for segment in range(head.segment + 1, 1 + int(rng.integers(head.segment, self.config.segments + 1))):
+            mask = masks[self.config.place_of(segment, head.service_class)]
+            widths = [width for width, can in zip(self.config.widths, mask, strict=True) if can]
+            if not widths:
+                break
+            then.append(widths[int(rng.integers(len(widths)))])
+        return msgspec.structs.replace(choice, then=tuple(then))
 
 
 def held(config: RouterConfig, view: ClusterView, server: int) -> list[float]:
@@ -492,7 +518,15 @@ def draw_with_compass(draws: Draws, name: str) -> Scenario:
     found = as_a_family(found) if draws.chance(25) else found
     found = sampled(found, draws.pick((1, 2, 3))) if draws.chance(30) else found
     found = in_racks(found) if draws.chance(25) else found
-    return of_two_models(draws, found) if draws.chance(30) else found
+    found = of_two_models(draws, found) if draws.chance(30) else found
+    return with_paths(found) if draws.chance(40) else found
+
+
+def with_paths(scenario: Scenario) -> Scenario:
+    """One whose micro-batches may pass several segments at a server: by a rule that names paths, or by chance."""
+    cluster = scenario.cluster
+    router = replace(cluster.router, paths=True)
+    return replace(scenario, name=f"{scenario.name}, with paths", cluster=replace(cluster, router=router))
 
 
 def as_a_family(scenario: Scenario) -> Scenario:

@@ -19,9 +19,16 @@ from policies import rules
 from policies.interfaces import AccuracyPrior, RoutingPolicy, batching_delay_rule_of, limit_ns_of
 from policies.router_kinds import KINDS, RouterKind
 from policies.router_names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
-from policies.rules.rule_context import ComposedRouter, RouterContext, efficient_tuples, outstanding_ns, spread
+from policies.rules.rule_context import (
+    ComposedRouter,
+    RouterContext,
+    efficient_tuples,
+    held_width,
+    outstanding_ns,
+    spread,
+)
 from policies.rules.rule_params import FixedRule, PlacedRule, RuleSpec
-from policies.rules.rule_parts import PLACEMENT_NAMES, Ladder, held_width, two_of
+from policies.rules.rule_parts import PLACEMENT_NAMES, Ladder, two_of
 from policies.vocabulary import (
     FOLLOW_NS,
     IMAGE,
