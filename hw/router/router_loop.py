@@ -442,15 +442,16 @@ class RouterLoop:
             messages = server.receive()
             returned = [message for message in messages if isinstance(message, Returned)]
             if not is_late and len(ready) == len(messages) == len(returned) == 1:
-                meter.came_back(server.index, returned[0].batch.ended_ns, heard_ns)
+                meter.came_back(server.index, returned[0].batches[-1].ended_ns, heard_ns)
             for message in messages:
                 self._hear(server, message)
             self._hear_samples(server)
             meter.decoded()
             self._settle()
             for message in returned:
-                for micro_batch, arrived_ns in message.batch.arrivals:
-                    meter.arrived(server.index, micro_batch, arrived_ns)
+                for batch in message.batches:
+                    for micro_batch, arrived_ns in batch.arrivals:
+                        meter.arrived(server.index, micro_batch, arrived_ns)
             meter.heard(len(returned), sum(len(message.requests) for message in returned))
         return bool(ready)
 

@@ -535,10 +535,11 @@ class RemoteServer:
         self.in_flight -= len(requests)
         if message.reference_s:
             self.references.append((message.referenced_ns, message.reference_s))
-        counts.batches += 1
-        counts.images += len(requests)
         self.inbox.forget(requests)
-        run.ledger.note_batch(self.index, message.batch)
+        for batch in message.batches:
+            counts.batches += 1
+            counts.images += len(batch.requests) - len(batch.failed)
+            run.ledger.note_batch(self.index, batch)
         is_last = message.segment == run.segments
         correct = run.judge(requests, message.width, message.predictions, message.scores) if is_last else ()
         self._tell_router(

@@ -326,11 +326,11 @@ class Preloaded(Message, frozen=True):
 
 
 class Returned(Message, frozen=True):
-    """Requests have passed a segment here.
+    """Requests have passed a segment here, and those of their path before it.
 
     Attributes:
         predictions: after the last segment, one for each; empty if the device is emulated.
-        batch: that they ran in; its end is when they were given back.
+        batches: those that have ended since the last such message; the last one's end is when they were given back.
         steps: of the scheduler so far: its log holds at least this number.
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
@@ -343,7 +343,7 @@ class Returned(Message, frozen=True):
     segment: int
     width: float
     predictions: tuple[int, ...]
-    batch: BatchTold
+    batches: tuple[BatchTold, ...]
     residency: Residency
     steps: int
     referenced_ns: int = 0

@@ -354,7 +354,7 @@ class Worker:
                 self._serving.hear_lane(event)
                 self._send_from_lane()
                 if meter is not None and isinstance(event, BatchEnded):
-                    meter.ended(self._serving.given_back, event.ended_ns - event.began_ns)
+                    meter.ended(self._serving.passed, event.ended_ns - event.began_ns)
                 speed_meter = self._serving.speed_meter if isinstance(event, BatchEnded) else None
             if self._fitting.computes_here:
                 self._take_what_came()

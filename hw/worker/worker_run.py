@@ -205,8 +205,9 @@ class Serving:
         self._next_look_ns = clock_ns() + self._detector.period_ns
         self._is_stuck = False
         self._cpu_ns = 0
+        self._batches: list[BatchTold] = []  # ended, and not yet reported
         self._ended: BatchEnded  # the last one
-        self.given_back = 0  # requests of it
+        self.passed = 0  # requests that have passed a segment in it
 
     @property
     def is_busy(self) -> bool:
@@ -309,6 +310,9 @@ class Serving:
         now_ns = self._clock.now_ns()
         commands = self._scheduler.handle(event, now_ns)
         note = self._book.observe(event, commands, now_ns)
+        if note is not None:
+            self._batches.append(note)
+            self.passed = len(note.requests) - len(note.failed)
         self._steps += 1
         if self._log is not None:
             self._log.append(now_ns, event, commands)
@@ -318,7 +322,7 @@ class Serving:
                     self._detector.asked(("batch", command.batch), self._clock_ns())
                     self._lanes.run(command)
                 case ReturnRequests():
-                    self._give_back(command, note)
+                    self._give_back(command)
                 case RejectRequests(incarnation, requests, reason):
                     self._lanes.retain(requests)
                     arrivals = self._book.take_arrivals()
@@ -332,9 +336,9 @@ class Serving:
                     self._detector.asked(("instance", instance), self._clock_ns())
                     self._lanes.unload(instance)
 
-    def _give_back(self, command: ReturnRequests, note: BatchTold | None) -> None:
-        assert note is not None, "only the end of a batch gives requests back"
-        ended, self.given_back = self._ended, len(command.requests)
+    def _give_back(self, command: ReturnRequests) -> None:
+        ended, batches = self._ended, tuple(self._batches)
+        self._batches.clear()
         read_ns, read_s = (0, 0.0) if self.speed_meter is None else self.speed_meter.take()
         self._post(
             Returned(
@@ -343,7 +347,7 @@ class Serving:
                 command.segment,
                 command.width,
                 ended.predictions if command.segment == self._segments else (),
-                note,
+                batches,
                 command.residency,
                 self._steps,
                 self._clock.of(read_ns) if read_s else 0,

@@ -318,7 +318,8 @@ def unit_of(context: RouterContext) -> float:
 def batching_delay_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> BatchingDelayRule:
     """Return the rule by which new images wait, no longer than the core allows."""
     config = context.config
-    later, host_ns = [0] * (config.segments - 1), config.segments * context.micro_batch_ns
+    decisions = 1 if config.paths else config.segments
+    later, host_ns = [0] * (config.segments - 1), decisions * context.micro_batch_ns
     micro_batch_ns = unit_ns / config.servers / config.outstanding_micro_batches
     arrivals_ns = numbers.batching_delay_arrivals * micro_batch_ns
     if host_ns:

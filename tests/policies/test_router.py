@@ -97,7 +97,7 @@ def test_activations_of_a_former_incarnation_are_lost_though_the_server_is_back(
     handle(core, ServerDown(0, 1, "killed"), 2)
     handle(core, ServerUp(0, 2), 2)
     handle(core, TransferFailed(sent.micro_batch.micro_batch, 0, 1, (1,), "server_down"), 2)
-    assert core.widths_of(1) == ()
+    assert core.widths_before_last(1) == ()
     assert location(core, 1) == ROUTER
 
 

@@ -201,8 +201,14 @@ class Laws:
             if isinstance(message, Returned) and self._loop is not None:
                 heard_ns = self._loop._clock.of(self._event_queue.now_ns)
                 wrong_ns = self._wrong_ns.get(worker_id, 0) + round(OffsetEstimate.DRIFT * heard_ns)
-                stamps_ns = (message.batch.started_ns, message.batch.ended_ns)
-                _require(max(stamps_ns) <= heard_ns + wrong_ns, "no stamp is of the future", server, heard_ns, message)
+                stamps_ns = [(batch.started_ns, batch.ended_ns) for batch in message.batches]
+                _require(
+                    max(map(max, stamps_ns), default=0) <= heard_ns + wrong_ns,
+                    "no stamp is of the future",
+                    server,
+                    heard_ns,
+                    message,
+                )
             if isinstance(message, Rejected):
                 _require(
                     message.reason != "bad_input", "whoever gets a micro-batch has its activations", server, message

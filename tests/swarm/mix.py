@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -121,7 +121,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
     def every(share: float) -> int:
         return among(0.03 * horizon_ns, 2 * horizon_ns) if faulty and some(share) else 0
 
-    return Mix(
+    mix = Mix(
         seed=seed,
         is_far=is_far,
         router=router,
@@ -167,6 +167,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
         leaves=some(0.7),
         batching_delays_rule=some(0.5),
     )
+    return replace(mix, router=replace(router, paths=some(0.4)))
 
 
 def _drain(rng: np.random.Generator, servers: int, horizon_ns: int) -> tuple[int, int, int]:

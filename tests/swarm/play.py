@@ -35,6 +35,7 @@ class Drawer:
 
     def __init__(self, mix: Mix) -> None:
         self._micro_batch_sizes = mix.router.micro_batch_sizes
+        self._segments = mix.router.segments if mix.router.paths else 0
         if mix.batching_delays_rule:
             segments = mix.router.segments
             self.batching_delay = BatchingDelayRule((self._micro_batch_sizes[-1],) * segments, (5 * MS,) * segments)
@@ -45,7 +46,9 @@ class Drawer:
         valid = [index for index, server in enumerate(view.servers) if server.valid]
         server = valid[int(rng.random() * len(valid))]
         width = WIDTHS[int(rng.random() * len(WIDTHS))]
-        return Choice(server, width, self._micro_batch_sizes[int(rng.random() * len(self._micro_batch_sizes))])
+        size = self._micro_batch_sizes[int(rng.random() * len(self._micro_batch_sizes))]
+        steps = int(rng.random() * (self._segments - view.head.segment + 1)) if self._segments else 0
+        return Choice(server, width, size, tuple(WIDTHS[int(rng.random() * len(WIDTHS))] for _ in range(steps)))
 
 
 class Beginning:
