@@ -280,8 +280,6 @@ class RouterConfig:
         outstanding_micro_batches: the cap of micro-batches outstanding at a server; when all are at the cap the router
             waits.
         micro_batch_key: whether a micro-batch's members must share the location of their activations.
-        paths: whether a rule that knows the widths of all segments lets a micro-batch pass the following ones on its
-            server without further decisions.
         max_retries: number of retries of a request after rejections or failures of servers.
         shed_expired: give up requests whose deadline has passed when they reach the FIFO's head.
         max_batching_delay_ns: the longest total batching delay of a request, over all segments; 0 for no batching
@@ -302,7 +300,6 @@ class RouterConfig:
     micro_batch_sizes: tuple[int, ...] = MICRO_BATCH_SIZES
     outstanding_micro_batches: int = 2
     micro_batch_key: Literal["location", "any"] = "location"
-    paths: bool = False
     max_retries: int = 3
     shed_expired: bool = False
     max_batching_delay_ns: int = 0

@@ -221,6 +221,7 @@ class _Writer:
         for number in (router.since_ns, router.period_ns, router.arrived, *router.placed):
             self._whole(number)
         self._head.sees_all = 1
+        self._add_paths(router.paths)
         memory = MilpMemory(router, self._config, [self._codes(each) for each in router.tuples])
         self._keep.append(memory.keep)
         planned = self._finished(memory.replan)

@@ -169,8 +169,8 @@ def requests_per_server(observation: ObservationRecord) -> float:
 
 
 @kernel
-def rung_of(plan: Plan, observation: ObservationRecord, rule: WidthRule) -> int:
-    """Compute `widths.Ladder`: the number of thresholds that the load exceeds, with hysteresis; or
+def set_rung(plan: Plan, observation: ObservationRecord, rule: WidthRule) -> None:
+    """Set the rung of `widths.Ladder`: the number of thresholds that the load exceeds, with hysteresis; or
     `controlled.ControlledLadder`."""
     load = requests_per_server(observation)
     if rule.control_at:
@@ -186,12 +186,11 @@ def rung_of(plan: Plan, observation: ObservationRecord, rule: WidthRule) -> int:
     rung.rung = max(down, min(rung.rung, stay))
     if rule.control_at:
         Control(plan, rule.control_at, observation.service_class).end = end_of_dial(rung.rung, rung.last + 1)
-    return rung.rung
 
 
 @kernel
-def variant_of(plan: Plan, observation: ObservationRecord, rule: WidthRule, server: int) -> int:
-    """Compute `infaas.Variants`: the server's tuple, after its step; repeated calls at that time return the same."""
+def step_variant(plan: Plan, observation: ObservationRecord, rule: WidthRule, server: int) -> None:
+    """Run a server's step of `Variants`; repeated calls at that time do nothing."""
     steps, now = VariantSteps(plan, rule.variants_at), observation.now_ns
     variant = Variant(steps, _STEPS, server)
     if now - variant.since_ns >= steps.dwell_ns:
@@ -204,32 +203,34 @@ def variant_of(plan: Plan, observation: ObservationRecord, rule: WidthRule, serv
         if step != 0:
             variant.level += step
             variant.since_ns = now
-    return variant.tuples_at + variant.level * plan.segments
 
 
 @kernel
-def present_tuple_at(plan: Plan, observation: ObservationRecord, rule: WidthRule) -> int:
-    """Compute `FixedWidths.widths_of`, `Ladder.widths_of`: the offset of the widths of all segments."""
+def present_tuple_at(plan: Plan, observation: ObservationRecord, rule: WidthRule, server: int) -> int:
+    """Compute `FixedWidths.widths_of`, `Ladder.widths_of`, `Variants.widths_of`, and the same of `Milp`: the offset of
+    the widths of all segments on that server."""
     if rule.rule == LADDER:
         rung = Rung(plan, rule.rung_at, observation.service_class)
         return rung.tuples_at + rung.rung * plan.segments
+    if rule.rule == INFAAS:
+        variant = Variant(VariantSteps(plan, rule.variants_at), _STEPS, server)
+        return variant.tuples_at + variant.level * plan.segments
+    if rule.rule == BY_SERVER:
+        return rule.rungs_at + server * plan.segments
     return rule.tuple_at + observation.service_class * plan.segments
 
 
 @kernel
 def width_for(plan: Plan, observation: ObservationRecord, rule: WidthRule, server: int) -> int:
     """Return the width for the candidate micro-batch on that server, by a rule of widths."""
-    fits, tuple_at = seen_at(observation, server).fits, rule.tuple_at + observation.service_class * plan.segments
+    fits = seen_at(observation, server).fits
     if rule.rule == RANDOM_WIDTH:
         return random_width(plan, fits)
     if rule.rule == LADDER:
-        rung_of(plan, observation, rule)
-        tuple_at = present_tuple_at(plan, observation, rule)
+        set_rung(plan, observation, rule)
     elif rule.rule == INFAAS:
-        tuple_at = variant_of(plan, observation, rule, server)
-    elif rule.rule == BY_SERVER:
-        tuple_at = rule.rungs_at + server * plan.segments
-    return held(fits, ints(plan)[tuple_at + observation.segment])
+        step_variant(plan, observation, rule, server)
+    return held(fits, ints(plan)[present_tuple_at(plan, observation, rule, server) + observation.segment])
 
 
 # ---------------------------------------------------------------------------------------------------------- placements
@@ -500,4 +501,4 @@ def choose(plan: Plan, observation: ObservationRecord) -> None:
         return
     plan.width = width_for(plan, observation, plan.width_rule, plan.server)
     plan.micro_batch_size = micro_batch_size_for(plan)
-    add_path(plan, observation, present_tuple_at(plan, observation, plan.width_rule))
+    add_path(plan, observation, present_tuple_at(plan, observation, plan.width_rule, plan.server))

@@ -232,12 +232,14 @@ class CompassRule(RuleSpec):
         numbers: what was searched; the built-in ones if not given.
         control: that it keeps goals, for which its price moves: by default the operator's floor, as fast as
             possible.
+        paths: whether a micro-batch passes all its segments at its server without further decisions.
     """
 
     KIND: ClassVar[str] = "compass"
 
     numbers: Numbers = Field(default_factory=Numbers)
     control: ControlSpec | None = Field(default_factory=lambda: ControlSpec(p99_limit_s=0.0))
+    paths: bool = True
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
@@ -256,7 +258,9 @@ class CompassRule(RuleSpec):
         batching_delay = (
             self.batching_delay.rule()
             if self.batching_delay is not None
-            else batching_delay_of(router.weights, context, router.unit_ns)
+            else batching_delay_of(
+                router.weights, context, router.unit_ns, 1 if self.paths else context.config.segments
+            )
         )
         return holding(router, batching_delay, context)
 
@@ -285,7 +289,7 @@ class CompassRule(RuleSpec):
             segments=config.segments,
             control=control,
             servers=[Coming() for _ in servers],
-            paths=PathRule.of(context),
+            paths=PathRule.of(context) if self.paths else None,
         )
 
 
@@ -315,10 +319,10 @@ def unit_of(context: RouterContext) -> float:
     return whole_ns / (len(servers) * len(models))
 
 
-def batching_delay_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> BatchingDelayRule:
-    """Return the rule by which new images wait, no longer than the core allows."""
+def batching_delay_of(numbers: Numbers, context: RouterContext, unit_ns: float, decisions: int) -> BatchingDelayRule:
+    """Return the rule by which new images wait, no longer than the core allows; `decisions`: for an image's whole
+    way."""
     config = context.config
-    decisions = 1 if config.paths else config.segments
     later, host_ns = [0] * (config.segments - 1), decisions * context.micro_batch_ns
     micro_batch_ns = unit_ns / config.servers / config.outstanding_micro_batches
     arrivals_ns = numbers.batching_delay_arrivals * micro_batch_ns

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from kit.errors import InputError
 from policies.interfaces import RoutingPolicy
-from policies.rules.rule_context import RouterContext, efficient_tuples, held_width, path_ns, spread
+from policies.rules.rule_context import PathRule, RouterContext, efficient_tuples, held_width, path_ns, spread
 from policies.rules.rule_params import Above0, Reals, RuleSpec, ShareAbove0, Space
 from policies.rules.rule_parts import valid_servers
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, ServerView
@@ -156,6 +156,7 @@ class Milp:
         placed: for each server, images placed under this plan.
         since_ns: when it was made.
         arrived: the number of arrivals until then.
+        paths: whether a micro-batch passes all its segments at its server without further decisions.
     """
 
     widths: tuple[float, ...]
@@ -170,6 +171,7 @@ class Milp:
     placed: list[int] = field(init=False)
     since_ns: int = 0
     arrived: int = 0
+    paths: PathRule | None = None
 
     def __post_init__(self) -> None:
         self._follow(plan(inf, self.capacity_img_s, self.accuracy))
@@ -182,8 +184,9 @@ class Milp:
         location = view.head.location
         stays = location >= 0 and view.servers[location].valid
         server = location if stays else self._place(view, min(micro_batch_size, view.candidates))
-        target = self.tuples[self.plan.choice[server]][view.head.segment - 1]
-        return Choice(server, held_width(self.widths, view.servers[server].widths, target), micro_batch_size)
+        widths = self.tuples[self.plan.choice[server]]
+        width = held_width(self.widths, view.servers[server].widths, widths[view.head.segment - 1])
+        return Choice(server, width, micro_batch_size, self.paths.then(view, server, widths) if self.paths else ())
 
     def _place(self, view: ClusterView, images: int) -> int:
         """Return the server that is furthest behind its share; one without a share only if none has one."""
@@ -261,6 +264,7 @@ class MilpRule(RuleSpec):
         headroom: the demand to plan for, in times of the rate that was seen.
         utilization: the share of its time that a server may be planned to be busy.
         clear_s: the time in which to plan to serve also what is inside; None to plan for arrivals alone.
+        paths: as for `ladder`.
     """
 
     KIND: ClassVar[str] = "milp"
@@ -270,18 +274,20 @@ class MilpRule(RuleSpec):
     headroom: Above0 = 1.2
     utilization: ShareAbove0 = 0.5
     clear_s: Above0 | None = None
+    paths: bool = False
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of logarithms of the headroom (less is more accurate), of the period and of the time to
-        clear."""
+        clear; above 0: paths."""
 
         def rule(values: Reals) -> MilpRule:
             period_s = max(MIN_TUNED_S, exp(values[1]))
-            return cls(headroom=exp(values[0]), period_s=period_s, clear_s=max(MIN_TUNED_S, exp(values[2])))
+            clear_s = max(MIN_TUNED_S, exp(values[2]))
+            return cls(headroom=exp(values[0]), period_s=period_s, clear_s=clear_s, paths=bool(values[3] > 0))
 
-        first = np.array([log(1.2), log(0.1), log(0.5)])
-        return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0]), rule)
+        first = np.array([log(1.2), log(0.1), log(0.5), 0.0])
+        return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0, 1.0]), rule)
 
     def dialled(self, by: float, context: RouterContext) -> MilpRule:
         """See `RuleSpec`."""
@@ -292,6 +298,8 @@ class MilpRule(RuleSpec):
         self.check(context.config, source, key)
         micro_batch_sizes = self.micro_batch_sizes(context.config, source, key)
         try:
-            return make_milp(context, micro_batch_sizes, self.period_s, self.headroom, self.utilization, self.clear_s)
+            router = make_milp(context, micro_batch_sizes, self.period_s, self.headroom, self.utilization, self.clear_s)
         except ValueError as error:
             raise InputError(source, key, str(error)) from None
+        router.paths = PathRule.of(context) if self.paths else None
+        return router

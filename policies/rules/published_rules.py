@@ -36,7 +36,7 @@ from policies.rules.rule_context import (
     spread,
     transfer_ns,
 )
-from policies.rules.rule_params import POINT, Above0, From0, PlacedRule, Reals, Share, Space
+from policies.rules.rule_params import POINT, Above0, From0, PlacedRule, Reals, Share, Space, TupleRule
 from policies.rules.rule_parts import FixedWidths, make_placement
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
 
@@ -80,8 +80,12 @@ class Variants:
         if step != 0:
             self.levels[server] += step
             self.since_ns[server] = view.now_ns
-        target = self.variants[server][self.levels[server]][view.head.segment - 1]
+        target = self.widths_of(view, server)[view.head.segment - 1]
         return held_width(self.widths, view.servers[server].widths, target)
+
+    def widths_of(self, view: ClusterView, server: int) -> tuple[float, ...]:
+        """Return the widths of all segments of that server's present variant."""
+        return self.variants[server][self.levels[server]]
 
     def _step(self, view: ClusterView, server: int) -> int:
         if view.now_ns - self.since_ns[server] < self.dwell_ns:
@@ -143,7 +147,7 @@ def make_variants(
     )
 
 
-class InfaasRule(PlacedRule):
+class InfaasRule(TupleRule):
     """Each server's variant by its load (`Variants`).
 
     Attributes:
@@ -175,13 +179,13 @@ class InfaasRule(PlacedRule):
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of logarithms of `down`, of the target, and of up over down; the cheapest variant's
         accuracy, in points; the logarithm of the dwell time over the target, and the number of variants in a leap
-        beyond one.
+        beyond one; above 0: paths.
 
         At the floor itself that accuracy is always kept.
         """
         accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
         least, most = min(accuracies), max(accuracies)
-        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT, log(0.1), 1.0])
+        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT, log(0.1), 1.0, 0.0])
 
         def rule(values: Reals) -> InfaasRule:
             down, accuracy = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
@@ -194,10 +198,11 @@ class InfaasRule(PlacedRule):
                 floor=accuracy,
                 dwell_s=target_s * exp(values[4]),
                 leap=leap,
+                paths=bool(values[6] > 0),
             )
 
-        starts = [np.where(np.arange(6) == 3, least / POINT, start), start]
-        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0]), rule, starts)
+        starts = [np.where(np.arange(7) == 3, least / POINT, start), start]
+        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0, 1.0]), rule, starts)
 
     def dialled(self, by: float, context: RouterContext) -> InfaasRule:
         """See `RuleSpec`; the cheapest variant's accuracy rises by a point while `by` rises by 1."""

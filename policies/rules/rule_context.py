@@ -74,11 +74,9 @@ class PathRule:
     first_places: tuple[int, ...]
 
     @classmethod
-    def of(cls, context: RouterContext) -> PathRule | None:
-        """Return the rule of a cluster; None if it has no paths."""
+    def of(cls, context: RouterContext) -> PathRule:
+        """Return the rule of a cluster."""
         config, sets = context.config, context.working_sets
-        if not config.paths:
-            return None
         held = tuple(
             tuple(
                 tuple(map(and_, mask, sets[server][place % config.segments])) if sets else mask
@@ -109,8 +107,10 @@ def held_width(widths: tuple[float, ...], held: tuple[bool, ...], most: float) -
 
 @dataclass(frozen=True, slots=True)
 class ComposedRouter(Steered):
-    """A placement, then a width for that server, then a micro-batch size; and a path, where the width rule has the
-    widths of all segments (`widths_of`)."""
+    """A placement, then a width for that server, then a micro-batch size, and perhaps a path.
+
+    Only a width rule that has the widths of all segments (`widths_of`) can have paths.
+    """
 
     placement: Placement
     width: WidthRule
@@ -128,7 +128,7 @@ class ComposedRouter(Steered):
         width, micro_batch_size = self.width(view, server, rng), self.micro_batch_size(view, rng)
         if self.paths is None:
             return Choice(server, width, micro_batch_size)
-        widths: Sequence[float] = self.width.widths_of(view)  # type: ignore[attr-defined]
+        widths: Sequence[float] = self.width.widths_of(view, server)  # type: ignore[attr-defined]
         return Choice(server, width, micro_batch_size, self.paths.then(view, server, widths))
 
 

@@ -47,7 +47,6 @@ from policies.rules.rule_context import (
 )
 from policies.rules.rule_parts import (
     PLACEMENT_NAMES,
-    STAYING,
     ControlledLadder,
     ControlSpec,
     FixedWidths,
@@ -306,8 +305,7 @@ class PlacedRule(RuleSpec):
     def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
         micro_batch_size = LargestMicroBatch(self.micro_batch_sizes(context.config, source, key))
         placement = make_placement(self.placement, context, width)
-        has_paths = self.placement in STAYING and hasattr(width, "widths_of")
-        return ComposedRouter(placement, width, micro_batch_size, PathRule.of(context) if has_paths else None)
+        return ComposedRouter(placement, width, micro_batch_size)
 
 
 def _check_tuple(
@@ -322,7 +320,25 @@ def _check_tuple(
         raise InputError(source, key, f"{list(tuple_)} does not fit the network: a width tuple needs {allowed}")
 
 
-class FixedRule(PlacedRule):
+class TupleRule(PlacedRule):
+    """A rule that has a width tuple for each micro-batch.
+
+    Attributes:
+        paths: whether a micro-batch passes all its segments at its server, at the widths of one tuple, without further
+            decisions.
+    """
+
+    paths: bool = False
+
+    def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
+        if not self.paths:
+            return super()._composed(context, width, source, key)
+        # with paths no work is still to come to a server
+        placed = self.model_copy(update={"placement": self.placement.removesuffix("-coming"), "paths": False})
+        return replace(placed._composed(context, width, source, key), paths=PathRule.of(context))
+
+
+class FixedRule(TupleRule):
     """One width tuple for every request; full width where none is given.
 
     Attributes:
@@ -366,7 +382,7 @@ class FixedRule(PlacedRule):
         return self._composed(context, FixedWidths(config.widths, tuple_, by_class), source, key)
 
 
-class LadderRule(PlacedRule):
+class LadderRule(TupleRule):
     """Width tuples by load (`rule_parts.Ladder`).
 
     Attributes:
@@ -392,8 +408,8 @@ class LadderRule(PlacedRule):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """Return the space of three numbers: the first threshold, the ratio of each to the previous one, both as
-        logarithms; hysteresis.
+        """Return the space of four numbers: the first threshold, the ratio of each to the previous one, both as
+        logarithms; hysteresis; above 0: paths.
 
         The rungs are the corners of the accuracy table's front. A separate threshold for each of eight rungs was found
         to be harder to search: on two scenarios the mean latencies of three searches differed by 17 and 107 %.
@@ -401,16 +417,17 @@ class LadderRule(PlacedRule):
         rungs = tuple(corner_tuples(context))
 
         def rule(values: Reals) -> LadderRule:
-            first, step, hysteresis = values.tolist()
+            first, step, hysteresis, path = values.tolist()
             thresholds = np.exp(first + max(step, MIN_STEP) * np.arange(max(len(rungs) - 1, 1)))
             return cls(
                 rungs=rungs if len(rungs) > 1 else None,
                 thresholds=tuple(thresholds.tolist()),
                 hysteresis=min(max(hysteresis, 0.0), MAX_HYSTERESIS),
+                paths=path > 0,
             )
 
-        starts = [np.array([first, 0.25, 0.1]) for first in (2.5, 1.5, 0.5, 3.5)]
-        return Space("LadderSpace", starts[0], np.array([0.8, 0.2, 0.2]), rule, starts)
+        starts = [np.array([first, 0.25, 0.1, 0.0]) for first in (2.5, 1.5, 0.5, 3.5)]
+        return Space("LadderSpace", starts[0], np.array([0.8, 0.2, 0.2, 1.0]), rule, starts)
 
     def dialled(self, by: float, context: RouterContext) -> LadderRule:
         """See `RuleSpec`."""

@@ -309,7 +309,6 @@ _PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule], Placement]] = {
     "sticky-coming": lambda context, width: _least_work_coming(context, stays=True),
 }
 PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)
-STAYING: Final = ("sticky", "packed")  # those under which a path changes no placement
 
 
 def make_placement(name: str, context: RouterContext, width: WidthRule) -> Placement:
@@ -339,10 +338,10 @@ class FixedWidths:
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """Return the width for the view's candidate micro-batch on that server."""
-        return held_width(self.widths, view.servers[server].widths, self.widths_of(view)[view.head.segment - 1])
+        return held_width(self.widths, view.servers[server].widths, self.widths_of(view, server)[view.head.segment - 1])
 
-    def widths_of(self, view: ClusterView) -> tuple[float, ...]:
-        """Return the widths of all segments."""
+    def widths_of(self, view: ClusterView, server: int) -> tuple[float, ...]:
+        """Return the widths of all segments, for the view's candidate micro-batch on that server."""
         return self.by_class[view.head.service_class] if self.by_class else self.tuple_
 
 
@@ -391,7 +390,7 @@ class Ladder:
         target = self.rungs[view.head.service_class][rung][view.head.segment - 1]
         return held_width(self.widths, view.servers[server].widths, target)
 
-    def widths_of(self, view: ClusterView) -> tuple[float, ...]:
+    def widths_of(self, view: ClusterView, server: int) -> tuple[float, ...]:
         """Return the widths of all segments on the present rung."""
         return self.rungs[view.head.service_class][self.at[view.head.service_class]]
 
@@ -466,9 +465,9 @@ class ControlledLadder(Steered):
         control.end = end_of_dial(rung, len(self.ladder.rungs[view.head.service_class]))
         return self.ladder.width_at(rung, view, server)
 
-    def widths_of(self, view: ClusterView) -> tuple[float, ...]:
+    def widths_of(self, view: ClusterView, server: int) -> tuple[float, ...]:
         """Return the widths of all segments on the present rung."""
-        return self.ladder.widths_of(view)
+        return self.ladder.widths_of(view, server)
 
 
 @dataclass(frozen=True, slots=True)

@@ -450,11 +450,6 @@ class RouterSection(StrictModel):
     micro_batch_key: Literal["location", "any"] = Field(
         "location", description="`location`: requests of a micro-batch must have their activations in one place"
     )
-    paths: bool = Field(
-        False,
-        description="whether a rule that knows the widths of all segments (`compass`; `fixed` and `ladder` on `sticky` "
-        "or `packed`) lets a micro-batch pass the following segments on its server without further decisions",
-    )
     max_batching_delay_s: Annotated[float, Field(ge=0, le=60)] = Field(
         0.0,
         description="most time that a request may be delayed, over all segments, so that others join its micro-batch; "

@@ -345,10 +345,10 @@ class Shape:
         p.readings_at = p.reports_at + p.reports * Report.size
         p.server_size = p.readings_at + p.readings * Reading.size
         p.path_at = MicroBatch.size + p.moves * Move.size
-        p.members_at = p.path_at + p.segments * p.paths
+        p.members_at = p.path_at + p.segments
         p.member_size = Member.size if p.max_batching_delay_ns else Member.offsets["batching_delays"]
         p.micro_batch_stride = p.members_at + p.micro_batch_size * p.member_size
-        trace = Trace.size + p.segments * (2 + Stages.size + BatchTimes.size * p.paths) if keeps else 0
+        trace = Trace.size + p.segments * (2 + Stages.size + BatchTimes.size) if keeps else 0
         p.request_size = Request.size + trace
         p.margin = margin(program)
         p.instances, p.requests = instances, requests

@@ -423,7 +423,7 @@ class Parameters(Record):
         moves
     ) = leaves = INT
     media = INT
-    decision_ns = anywhere = paths = max_retries = sheds = max_batching_delay_ns = INT
+    decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_micro_batch_ns = decision_image_ns = (
         returned_micro_batch_ns
     ) = returned_image_ns = sent_permille = received_permille = INT

@@ -76,6 +76,7 @@ class Scenario:
     holds_percent: int = 0
     batching_delay_rule: BatchingDelayRule | None = None
     own_limit_ns: int = FOLLOW_NS
+    wanders: bool = False
 
     def policy(self) -> RoutingPolicy:
         """A fresh one: routers may have memory. In some of a hundred decisions it holds, where it may."""
@@ -88,8 +89,7 @@ class Scenario:
 
     def _chooser(self) -> RoutingPolicy:
         chooser = self._plain_chooser()
-        has_none = getattr(chooser, "paths", None) is None
-        return Wanderer(chooser, self.cluster.router) if self.cluster.router.paths and has_none else chooser
+        return Wanderer(chooser, self.cluster.router) if self.wanders else chooser
 
     def _plain_chooser(self) -> RoutingPolicy:
         config = self.cluster.router
@@ -519,14 +519,8 @@ def draw_with_compass(draws: Draws, name: str) -> Scenario:
     found = sampled(found, draws.pick((1, 2, 3))) if draws.chance(30) else found
     found = in_racks(found) if draws.chance(25) else found
     found = of_two_models(draws, found) if draws.chance(30) else found
-    return with_paths(found) if draws.chance(40) else found
-
-
-def with_paths(scenario: Scenario) -> Scenario:
-    """One whose micro-batches may pass several segments at a server: by a rule that names paths, or by chance."""
-    cluster = scenario.cluster
-    router = replace(cluster.router, paths=True)
-    return replace(scenario, name=f"{scenario.name}, with paths", cluster=replace(cluster, router=router))
+    is_wandering = draws.chance(40) and found.policy_name != "compass"
+    return replace(found, name=f"{found.name}, wandering", wanders=True) if is_wandering else found
 
 
 def as_a_family(scenario: Scenario) -> Scenario:

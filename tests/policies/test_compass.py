@@ -76,7 +76,12 @@ def test_images_wait_for_the_host_or_until_devices_have_large_batches() -> None:
         its = replace(context(servers=servers), micro_batch_ns=250_000)
         batches_ns = 2.0 * unit_ns / servers / its.config.outstanding_micro_batches
         host_ns = 1.5 * 1e6 * 100**0.5  # a unit is a hundred times as long as where it begins to count
-        assert batching_delay_of(numbers, its, unit_ns).arrivals_ns == (round(max(host_ns, batches_ns)), 0, 0, 0)
+        assert batching_delay_of(numbers, its, unit_ns, has_paths=False).arrivals_ns == (
+            round(max(host_ns, batches_ns)),
+            0,
+            0,
+            0,
+        )
     free = batching_delay_of(numbers, replace(its, micro_batch_ns=0), unit_ns)
     assert free.arrivals_ns[0] == pytest.approx(batches_ns, abs=1)
     short = batching_delay_of(numbers, its, 1e6)

@@ -80,6 +80,7 @@ class Mix:
     drains: tuple[tuple[int, int, int], ...]
     leaves: bool
     batching_delays_rule: bool
+    paths: bool = False
 
     @classmethod
     def draw(cls, seed: int) -> Mix:
@@ -167,7 +168,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
         leaves=some(0.7),
         batching_delays_rule=some(0.5),
     )
-    return replace(mix, router=replace(router, paths=some(0.4)))
+    return replace(mix, paths=some(0.4))
 
 
 def _drain(rng: np.random.Generator, servers: int, horizon_ns: int) -> tuple[int, int, int]:

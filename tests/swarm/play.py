@@ -35,7 +35,7 @@ class Drawer:
 
     def __init__(self, mix: Mix) -> None:
         self._micro_batch_sizes = mix.router.micro_batch_sizes
-        self._segments = mix.router.segments if mix.router.paths else 0
+        self._segments = mix.router.segments if mix.paths else 0
         if mix.batching_delays_rule:
             segments = mix.router.segments
             self.batching_delay = BatchingDelayRule((self._micro_batch_sizes[-1],) * segments, (5 * MS,) * segments)
