@@ -258,9 +258,7 @@ class CompassRule(RuleSpec):
         batching_delay = (
             self.batching_delay.rule()
             if self.batching_delay is not None
-            else batching_delay_of(
-                router.weights, context, router.unit_ns, 1 if self.paths else context.config.segments
-            )
+            else batching_delay_of(router.weights, context, router.unit_ns, has_paths=self.paths)
         )
         return holding(router, batching_delay, context)
 
@@ -319,11 +317,12 @@ def unit_of(context: RouterContext) -> float:
     return whole_ns / (len(servers) * len(models))
 
 
-def batching_delay_of(numbers: Numbers, context: RouterContext, unit_ns: float, decisions: int) -> BatchingDelayRule:
-    """Return the rule by which new images wait, no longer than the core allows; `decisions`: for an image's whole
-    way."""
+def batching_delay_of(
+    numbers: Numbers, context: RouterContext, unit_ns: float, *, has_paths: bool
+) -> BatchingDelayRule:
+    """Return the rule by which new images wait, no longer than the core allows."""
     config = context.config
-    later, host_ns = [0] * (config.segments - 1), decisions * context.micro_batch_ns
+    later, host_ns = [0] * (config.segments - 1), (1 if has_paths else config.segments) * context.micro_batch_ns
     micro_batch_ns = unit_ns / config.servers / config.outstanding_micro_batches
     arrivals_ns = numbers.batching_delay_arrivals * micro_batch_ns
     if host_ns:

@@ -82,10 +82,12 @@ def test_images_wait_for_the_host_or_until_devices_have_large_batches() -> None:
             0,
             0,
         )
-    free = batching_delay_of(numbers, replace(its, micro_batch_ns=0), unit_ns)
+    free = batching_delay_of(numbers, replace(its, micro_batch_ns=0), unit_ns, has_paths=False)
     assert free.arrivals_ns[0] == pytest.approx(batches_ns, abs=1)
-    short = batching_delay_of(numbers, its, 1e6)
+    short = batching_delay_of(numbers, its, 1e6, has_paths=False)
     assert short.arrivals_ns[0] == 1_500_000, "a host that is slow beside the devices counts as it is"
+    path = batching_delay_of(numbers, its, 1e6, has_paths=True)
+    assert path.arrivals_ns[0] == 375_000, "with paths it decides once"
 
 
 def test_holds_are_as_long_as_the_core_allows_and_a_files_own_goes_before() -> None:
