@@ -279,15 +279,14 @@ class MilpRule(RuleSpec):
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of logarithms of the headroom (less is more accurate), of the period and of the time to
-        clear; above 0: paths."""
+        clear."""
 
         def rule(values: Reals) -> MilpRule:
             period_s = max(MIN_TUNED_S, exp(values[1]))
-            clear_s = max(MIN_TUNED_S, exp(values[2]))
-            return cls(headroom=exp(values[0]), period_s=period_s, clear_s=clear_s, paths=bool(values[3] > 0))
+            return cls(headroom=exp(values[0]), period_s=period_s, clear_s=max(MIN_TUNED_S, exp(values[2])))
 
-        first = np.array([log(1.2), log(0.1), log(0.5), 0.0])
-        return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0, 1.0]), rule)
+        first = np.array([log(1.2), log(0.1), log(0.5)])
+        return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0]), rule)
 
     def dialled(self, by: float, context: RouterContext) -> MilpRule:
         """See `RuleSpec`."""

@@ -179,13 +179,13 @@ class InfaasRule(TupleRule):
     def space(cls, context: RouterContext, floor: float) -> Space:
         """Return the space of logarithms of `down`, of the target, and of up over down; the cheapest variant's
         accuracy, in points; the logarithm of the dwell time over the target, and the number of variants in a leap
-        beyond one; above 0: paths.
+        beyond one.
 
         At the floor itself that accuracy is always kept.
         """
         accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
         least, most = min(accuracies), max(accuracies)
-        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT, log(0.1), 1.0, 0.0])
+        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT, log(0.1), 1.0])
 
         def rule(values: Reals) -> InfaasRule:
             down, accuracy = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
@@ -198,11 +198,10 @@ class InfaasRule(TupleRule):
                 floor=accuracy,
                 dwell_s=target_s * exp(values[4]),
                 leap=leap,
-                paths=bool(values[6] > 0),
             )
 
-        starts = [np.where(np.arange(7) == 3, least / POINT, start), start]
-        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0, 1.0]), rule, starts)
+        starts = [np.where(np.arange(6) == 3, least / POINT, start), start]
+        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0]), rule, starts)
 
     def dialled(self, by: float, context: RouterContext) -> InfaasRule:
         """See `RuleSpec`; the cheapest variant's accuracy rises by a point while `by` rises by 1."""

@@ -408,8 +408,8 @@ class LadderRule(TupleRule):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """Return the space of four numbers: the first threshold, the ratio of each to the previous one, both as
-        logarithms; hysteresis; above 0: paths.
+        """Return the space of three numbers: the first threshold, the ratio of each to the previous one, both as
+        logarithms; hysteresis.
 
         The rungs are the corners of the accuracy table's front. A separate threshold for each of eight rungs was found
         to be harder to search: on two scenarios the mean latencies of three searches differed by 17 and 107 %.
@@ -417,17 +417,16 @@ class LadderRule(TupleRule):
         rungs = tuple(corner_tuples(context))
 
         def rule(values: Reals) -> LadderRule:
-            first, step, hysteresis, path = values.tolist()
+            first, step, hysteresis = values.tolist()
             thresholds = np.exp(first + max(step, MIN_STEP) * np.arange(max(len(rungs) - 1, 1)))
             return cls(
                 rungs=rungs if len(rungs) > 1 else None,
                 thresholds=tuple(thresholds.tolist()),
                 hysteresis=min(max(hysteresis, 0.0), MAX_HYSTERESIS),
-                paths=path > 0,
             )
 
-        starts = [np.array([first, 0.25, 0.1, 0.0]) for first in (2.5, 1.5, 0.5, 3.5)]
-        return Space("LadderSpace", starts[0], np.array([0.8, 0.2, 0.2, 1.0]), rule, starts)
+        starts = [np.array([first, 0.25, 0.1]) for first in (2.5, 1.5, 0.5, 3.5)]
+        return Space("LadderSpace", starts[0], np.array([0.8, 0.2, 0.2]), rule, starts)
 
     def dialled(self, by: float, context: RouterContext) -> LadderRule:
         """See `RuleSpec`."""

@@ -315,6 +315,7 @@ def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tupl
     context, is_placed = evaluator.context, isinstance(spec, PlacedRule)
     options: dict[str, tuple[Any, ...]] = {
         "placement": PLACEMENT_NAMES if is_placed else (),
+        "paths": (False, True) if "paths" in type(spec).model_fields else (),
         "batching_delay": holds_of(context),
         "micro_batch_size": (
             LARGEST,

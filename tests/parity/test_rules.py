@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations
 from typing import Any
 
@@ -25,10 +25,10 @@ from policies.router_names import make_router, rule_from_dict
 from policies.router_plans import plan_of
 from policies.rules.compass import CompassRule, Numbers
 from policies.rules.lookahead import LookaheadRule
-from policies.rules.proteus import make_milp
+from policies.rules.proteus import MilpRule, make_milp
 from policies.rules.published_rules import InfaasRule, SlackFit, SlackFitRule, make_variants
 from policies.rules.rule_context import ComposedRouter, RouterContext, full_widths, path_energy_j
-from policies.rules.rule_params import FixedRule, LadderRule, holding
+from policies.rules.rule_params import FixedRule, LadderRule, RuleSpec, holding
 from policies.rules.rule_parts import (
     PLACEMENT_NAMES,
     ControlSpec,
@@ -264,6 +264,18 @@ def random_place(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return ComposedRouter(Sticky(RandomPlacement()), width, RandomMicroBatch((2, 1, 5)))
 
 
+def with_paths(scenario: Scenario, context: RouterContext, kind: str) -> RoutingPolicy:
+    """A rule of a kind whose micro-batches pass all segments at a server."""
+    target_s, period_s = max(length_s(scenario) / 10, 1e-8), max(length_s(scenario) / 4, 1e-8)
+    rules: dict[str, RuleSpec] = {
+        "fixed": FixedRule(tuple=narrow(context), paths=True),
+        "ladder": LadderRule(placement="jsq", thresholds=(1.0, 2.5, 4.0, 8.0), paths=True),
+        "infaas": InfaasRule(target_s=target_s, up=0.1, down=0.15, dwell_s=target_s / 10, paths=True),
+        "milp": MilpRule(period_s=max(0.01, period_s), paths=True),
+    }
+    return rules[kind].make(context)
+
+
 COSTED = ("least-work", "least-work-coming", "shortest-delay", "packed", "sticky-coming")
 
 ROUTERS: dict[str, MakeRouter] = {
@@ -288,6 +300,8 @@ ROUTERS: dict[str, MakeRouter] = {
     "controlled lookahead": controlled_lookahead,
     "compass": compass(),
     "compass that moves": compass(stay=0.0),
+    "compass without paths": lambda scenario, context: CompassRule(paths=False).chooser(context),
+    **{f"{kind} with paths": partial(with_paths, kind=kind) for kind in ("fixed", "ladder", "infaas", "milp")},
     "controlled compass": controlled_compass,
     "compass that weighs joules": weighing_compass,
     "milp with a server to spare": spare,
