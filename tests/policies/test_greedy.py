@@ -167,3 +167,51 @@ def test_memory_is_booked_as_the_device_tells_it() -> None:
     (third,) = of(LoadInstance, arrive(core, 6, 3, 1.0, 3))
     handle(core, InstanceLoaded(1, third.instance), 7)
     assert core.vram_used_bytes == 190 * MB
+
+
+def arrive_on_path(core: GreedyScheduler, now: int, then: tuple[float, ...], *requests: int) -> list[Any]:
+    micro_batch = MicroBatch(next(_micro_batches), 0, 1, WorkKey(1, 0.5, 0.0), requests, then)
+    return list(core.handle(MicroBatchArrived(micro_batch), now))
+
+
+def test_micro_batch_with_a_path_returns_after_the_last_segment_of_it() -> None:
+    """In between its requests share batches with others of the same key, which return."""
+    core = scheduler()
+    for segment, width in ((1, 0.5), (2, 1.0), (3, 0.5)):
+        loaded(core, 0, segment, width)
+    (first,) = arrive_on_path(core, 10, (1.0, 0.5), 1, 2)
+    (other,) = arrive(core, 11, 2, 1.0, 3, prev=0.5)
+    assert handle(core, BatchFinished(1, first.batch), 12) == [], "the instance of its next segment is busy"
+    returned, second = handle(core, BatchFinished(1, other.batch), 13)
+    assert (returned.requests, returned.segment) == ((3,), 2)
+    assert (second.requests, second.segment, second.previous_width) == ((1, 2), 2, 0.5)
+    (third,) = handle(core, BatchFinished(1, second.batch), 14)
+    (end,) = handle(core, BatchFinished(1, third.batch), 15)
+    assert (end.requests, end.segment, end.width) == ((1, 2), 3, 0.5)
+    assert core._paths == {}
+
+
+def test_request_that_fails_on_its_path_is_returned_after_the_segment_before() -> None:
+    """It has passed that one, so this is no rejection; the router sends it again, and only then it is rejected."""
+    core = scheduler()
+    loaded(core, 0, 1, 0.5)
+    loaded(core, 0, 2, 1.0)
+    (first,) = arrive_on_path(core, 10, (1.0,), 1, 2)
+    (second,) = handle(core, BatchFinished(1, first.batch), 11)
+    early, rest = handle(core, BatchFinished(1, second.batch, failed=(2,), reason="no_label"), 12)
+    assert (early.requests, early.segment, early.width) == ((1,), 2, 1.0)
+    assert (rest.requests, rest.segment, rest.width) == ((2,), 1, 0.5)
+    (again,) = arrive(core, 13, 2, 1.0, 2, prev=0.5)
+    (rejected,) = handle(core, BatchFailed(1, again.batch, "no_label"), 14)
+    assert rejected == RejectRequests(1, (2,), "no_label")
+
+
+@pytest.mark.parametrize("changes", [{"served_width": "instance"}, {"vram_cap_bytes": 160 * MB}])
+def test_path_ends_where_the_server_cannot_follow_it(changes: dict[str, Any]) -> None:
+    """Where batches run at an instance's width, other widths may follow; and a server may not hold a segment."""
+    sizes = {(s, w): (100 if s == 1 else 200) * MB for s in (1, 2) for w in W}
+    core = scheduler(**{"instance_bytes": sizes, **changes})
+    loaded(core, 0, 1, 0.5)
+    (first,) = arrive_on_path(core, 10, (1.0,), 1)
+    (returned,) = handle(core, BatchFinished(1, first.batch), 11)
+    assert (returned.requests, returned.segment) == ((1,), 1)

@@ -26,6 +26,7 @@ from policies.vocabulary import (
     ServerUp,
     TransferFailed,
     TransferFinished,
+    WorkKey,
 )
 
 W = (0.5, 1.0)
@@ -172,3 +173,32 @@ def test_a_late_transfer_of_an_earlier_block_moves_nobody(again: bool) -> None:
     assert location(core, 7) == 0
     if not again:
         assert send(core, 6, 0).moves == ()
+
+
+def test_micro_batch_on_a_path_counts_for_all_its_segments_until_it_returns() -> None:
+    core = router(segments=3)
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    (command,) = handle(core, Decided(decide.decision, Choice(0, 0.5, 1, (1.0, 0.5))), 0)
+    number = command.micro_batch.micro_batch
+    handle(core, TransferFinished(number, ROUTER, 0, (1,)), 0)
+    arrive(core, 1, 2)
+    keys = [WorkKey(1, 0.5, 0.0), WorkKey(2, 1.0, 0.5), WorkKey(3, 0.5, 1.0)]
+    view = ask(core, 1).view.servers[0]
+    assert (view.outstanding, view.outstanding_requests) == (dict.fromkeys(keys, 1), 1)
+    assert core.widths_before_last(1) == (0.5, 1.0)
+    completed, finished = handle(core, RequestsReturned(0, 1, (1,), 3, 0.5, (True,)), 2)
+    assert completed == RequestCompleted(1, (0.5, 1.0, 0.5), True, 0)
+    assert finished.widths == ((0.5, 1.0, 0.5),)
+
+
+def test_request_returned_early_goes_on_from_the_segment_that_it_has_passed() -> None:
+    core = router(segments=3)
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    (command,) = handle(core, Decided(decide.decision, Choice(0, 0.5, 1, (1.0, 0.5))), 0)
+    handle(core, TransferFinished(command.micro_batch.micro_batch, ROUTER, 0, (1,)), 0)
+    handle(core, RequestsReturned(0, 1, (1,), 2, 1.0), 1)
+    view = ask(core, 1).view
+    assert (view.head.segment, view.head.previous_width, view.head.location) == (3, 1.0, 0)
+    assert view.servers[0].outstanding == {}
