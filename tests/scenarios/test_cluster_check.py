@@ -18,7 +18,6 @@ from kit.plugins import code_here, own_version
 from scenarios.executors import preflight
 from scenarios.executors.device_choice import Hosts
 from scenarios.executors.preflight import check_cluster
-from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.scenario_keys import Scenario
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.metrics.result_documents import CheckedCluster, ClusterMeasurements, HostClock, HostLink
@@ -146,10 +145,3 @@ def test_link_into_a_host_is_the_slowest_of_its_measured_links() -> None:
 def test_links_are_the_same_out_of_their_file() -> None:
     found = ClusterMeasurements((HostClock("b", 1.5, 1e-5),), (HostLink("a", "b", 1e-3, 1e8),))
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(found))), ClusterMeasurements) == found
-
-
-def test_links_between_hosts_are_not_known_before_they_are_measured(tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text(SCENARIO.replace("ACCURACY", str(ACCURACY)))
-    with pytest.raises(InputError, match="`slimsched run` does before it simulates"):
-        load_experiment(path)

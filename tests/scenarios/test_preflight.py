@@ -24,7 +24,6 @@ from policies.ppo.spec import PolicySpec
 from scenarios.executors import preflight
 from scenarios.executors.device_choice import chosen_devices, device_spec
 from scenarios.files.scenario_keys import DeviceSection
-from scenarios.files.scenario_reading import load_scenario
 from scenarios.job import comparing_stage, main_job, network_stages, profile_stages, validation_stage
 from scenarios.metrics import fidelity
 from slimsched.cli import main
@@ -130,14 +129,6 @@ def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
     monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_90"])
     with pytest.raises(InputError, match=r"mine.yaml: servers.0.device.index: cuda:0 \(GeForce GTX 980 Ti\): .*sm_52"):
         preflight.require_device(device, "mine.yaml", "servers.0.device")
-
-
-def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
-    """The other one is of simulation, where a profile tells it; an emulated device is played from its profile."""
-    (tmp_path / "a.yaml").write_text(tiny.profile("a").to_yaml())
-    (tmp_path / "ready.yaml").write_text(SCENARIO.replace("batch_limit: 16", "util_metric: sm, batch_limit: 16"))
-    with pytest.raises(InputError, match=r"servers.0.greedy.util_metric.*for simulation alone; use nvml"):
-        preflight.require_devices(load_scenario(tmp_path / "ready.yaml"))
 
 
 def test_preflight_that_passes_starts_the_validation(tmp_path: Path, begun: list[str]) -> None:
