@@ -5,7 +5,7 @@ A case is what is typed, and the line; or it has a name and these keys:
     scenario: texts of the scenario `tiny.yaml` (tests/scenarios/files.py), and what stands there instead
     more:     what stands below it
     profile:  as `scenario`, of the profile `fast.yaml` that it names
-    jobs:     keys of a scenario of training jobs, `s.yaml`, which is compared where nothing is said
+    jobs:     keys of a scenario of training jobs, `s.yaml`; `jobs compare s.yaml` is typed where nothing is said
     files:    what else lies in the folder, by name; a name that ends with / is a folder
     run:      what is typed, `simulate tiny.yaml` where nothing is said
     code:     the exit code, 2 where nothing is said
