@@ -329,21 +329,6 @@ def test_compass_pays_for_joules_and_less_where_the_floor_would_be_missed() -> N
     assert short.choose(served(seen, 0.60), RNG).width > 0.25
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (ControlSpec(floor=0.9), r"control.floor: no width tuple is as accurate as 0.9; the best has 0.7643"),
-        (
-            ControlSpec(energy_weight=1.0),
-            r"control.energy_weight: is 1, but this kind has no energy weight; .* take compass",
-        ),
-    ],
-)
-def test_goals_that_a_router_cant_have_are_refused(spec: ControlSpec, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        LadderRule(control=spec).make(known())
-
-
 def test_without_an_accuracy_table_there_is_no_control() -> None:
     with pytest.raises(InputError, match=rf"control: .*up to {MAX_TUPLES} width tuples; leave `control` out"):
         LadderRule(control=ControlSpec(floor=FLOOR)).make(context())
