@@ -254,6 +254,17 @@ def test_the_operators_limit_is_followed_and_one_of_its_own_is_not_moved_by_it()
     assert own.control.shift == 0.0
 
 
+def test_limit_that_is_set_again_finds_nothing_of_the_time_before() -> None:
+    again, first = Plant(GoalControl()), Plant(GoalControl())
+    for limit_ns in (1, 0):
+        again.limit_ns = limit_ns
+        again.run(10, flat, late=lambda shift: 1.0)
+    for plant in (again, first):
+        plant.limit_ns = 1
+        plant.run(1, flat)
+    assert again.control.shift == first.control.shift > 0.0
+
+
 # ------------------------------------------------------------------------------------------------------------- routers
 
 
