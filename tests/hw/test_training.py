@@ -203,13 +203,16 @@ def test_missing_data_that_cannot_be_downloaded_is_refused(tmp_path: Path, monke
         load_dataset("cifar100")
 
 
-def test_a_missing_folder_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder_is_downloaded_and_a_damaged_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is a network, torchvision fetches the files to the folder that SLIMSCHED_DATA names."""
     asked: list[str | Path] = []
     monkeypatch.setattr(
         "torchvision.datasets.cifar.download_and_extract_archive", lambda url, root, **_: asked.append(root)
     )
     with pytest.raises(InputError):  # it is as missing as before: nothing was really fetched
+        load_dataset("cifar100", tmp_path)
+    (tmp_path / "cifar-100-python").mkdir()
+    with pytest.raises(InputError):
         load_dataset("cifar100", tmp_path)
     assert list(map(Path, asked)) == [tmp_path]
 
