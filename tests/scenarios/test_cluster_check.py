@@ -6,16 +6,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
 from hw.networks.network_files import ModelFile
-from hw.router.ray_cluster import HostFacts, require_same_code
+from hw.router.ray_cluster import HostFacts, RayCluster, require_same_code
 from kit.errors import InputError, WorkError
 from kit.plugins import code_here, own_version
-from scenarios.executors import preflight
+from scenarios.executors import device_choice, preflight
 from scenarios.executors.device_choice import Hosts
 from scenarios.executors.preflight import check_cluster
 from scenarios.files.scenario_keys import Scenario
@@ -132,6 +133,21 @@ def test_other_code_of_one_version_is_told() -> None:
         require_same_code("beta", own_version(), "0123456789abcdef")
     with pytest.raises(WorkError, match=r"host beta has slim-scheduler 0\.0\.0"):
         require_same_code("beta", "0.0.0", code_here())
+
+
+def test_function_runs_on_a_host_only_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(function: Callable[..., Any]) -> SimpleNamespace:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=function))
+
+    ray = SimpleNamespace(remote=lambda **_: task, get=lambda answer: answer)
+    cluster = cast(RayCluster, SimpleNamespace(ray=ray, node_of=lambda host: host, on=lambda node: None))
+    ran: list[str] = []
+    monkeypatch.setattr(device_choice, "facts", lambda host: GOOD)
+    Hosts(cluster, "two").ask("alpha", "", ran.append, "alpha")
+    monkeypatch.setattr(device_choice, "facts", lambda host: replace(GOOD, code="other"))
+    with pytest.raises(WorkError, match="host beta has other code"):
+        Hosts(cluster, "two").ask("beta", "", ran.append, "beta")
+    assert ran == ["alpha"]
 
 
 def test_link_into_a_host_is_the_slowest_of_its_measured_links() -> None:
