@@ -391,7 +391,7 @@ def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobTrace, Snapshot |
         problem = (
             f"no job is submitted in it; the trace's last one comes after {trace.submit_s[-1]:.0f} s ({days:.1f} d)"
         )
-        raise InputError("", "window", problem)
+        raise InputError("run", "window", problem)
     if scenario.begin == "snapshot":
         return snapshot_at(trace.rows(is_early), from_s)
     jobs = trace.rows(is_inside)

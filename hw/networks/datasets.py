@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ TEST_SHARE_OF_DIGITS = 4  # one image in four
 PAIRS = {"train": 3300, "test": 800}  # images of digit-pairs
 PAIR_SIZE = 16  # pixels along each side of such an image
 PAIR_DEVIATION = 3.0  # of each pixel's noise; the ink of a digit is 0 to 16
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for an image's file
 _KEY = ("model", "dataset")  # its key, for messages
 
 Floats = NDArray[np.float32]
@@ -316,7 +318,7 @@ def _folder(folder: Path) -> Dataset:
 def _opened(path: Path) -> Image.Image:
     try:
         return Image.open(path)
-    except OSError as error:
+    except _UNREADABLE as error:
         raise _wrong(f"{path}: no readable image ({error}); remove it, or write it again") from None
 
 
@@ -351,7 +353,7 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> NDArray[Any]:
             raise _wrong(f"{path} has {size_text} pixels, the first image {expected}; make all images equally large")
         try:
             pixels = np.asarray(image.convert(mode))
-        except OSError as error:  # cut short
+        except _UNREADABLE as error:  # cut short
             raise _wrong(f"{path}: no readable image ({error}); remove it, or write it again") from None
     if not np.isfinite(pixels).all():
         raise _wrong(f"{path} has pixels that are not finite numbers; write it again without them")
@@ -409,7 +411,7 @@ _Picture = TypeVar("_Picture")
 def equally_large(
     folder: Path, target: Path, size: int, channels: int, on_progress: Callable[[int, int], None]
 ) -> tuple[Path, int]:
-    """Write `train/CLASS/*.png` and `test/CLASS/*.png`, all size x size, and count unreadable files.
+    """Write `train/CLASS/*.png` and `test/CLASS/*.png`, all size x size, and count unreadable files; all or nothing.
 
     An image is resized along its shorter side, and its middle is cut out. One that has the size already is not changed.
     A folder without parts is split: every fifth image of each class is for the test.
@@ -429,7 +431,12 @@ def equally_large(
     images = list(_found(folder))
     if not images:
         raise InputError(str(folder), "", "has no images; they are in train/CLASS/ and test/CLASS/, or in CLASS/")
-    return target, _write(folder, images, target, size, channels, on_progress)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=".slimsched-") as temporary:
+        whole = Path(temporary) / target.name
+        unreadable = _write(folder, images, whole, size, channels, on_progress)
+        whole.rename(target)
+    return target, unreadable
 
 
 def test_sample(
@@ -485,7 +492,7 @@ def _own_size(pictures: list[Path]) -> int:
         try:
             with Image.open(path) as opened:
                 sizes.add(opened.size)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        except _UNREADABLE:
             continue  # counted when it is read
     width, height = sizes.pop() if len(sizes) == 1 else (USUAL, USUAL)
     return width if width == height else USUAL
@@ -514,7 +521,7 @@ def _write(
                 image = opened.convert("L" if channels == 1 else "RGB")
         except InputError:
             raise
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        except _UNREADABLE:
             unreadable.append(path)
             continue
         if image.size != (size, size):

@@ -178,7 +178,7 @@ class RemoteServer:
         self._up_from_ns = 0
         self._is_starting = False
         self._is_ready_early = False  # a new worker waits for the end of an outage
-        self._is_preloading = False
+        self._preloaded = 0  # the last incarnation whose preloads are complete
         self._number = 0
         self._detector = FailureDetector(run.supervision, 0)
         self._heard_steps = 0
@@ -194,7 +194,7 @@ class RemoteServer:
     @property
     def is_preloading(self) -> bool:
         """Whether its preloads are not complete yet."""
-        return self._is_preloading and self.is_up
+        return self.is_up and self._preloaded != self.incarnation
 
     @property
     def will_return(self) -> bool:
@@ -249,7 +249,6 @@ class RemoteServer:
         self.is_up = True
         self._is_starting = self._is_ready_early = False
         self._run.up[self.index] = self.incarnation
-        self._is_preloading = True
         self._heard_steps = self.in_flight = 0
         self._detector = FailureDetector(self._run.supervision, now_ns)
         self._restarts.came_up(now_ns)
@@ -516,8 +515,8 @@ class RemoteServer:
                 self._detector.answered(("transfer", transfer))
             case Fenced(number):
                 self._cancel(self._fences.pop(number, ()))
-            case Preloaded(_, captures):
-                self._is_preloading = False
+            case Preloaded(incarnation, captures):
+                self._preloaded = incarnation
                 self._hear_captures(captures)
             case Stuck():
                 self._detector.give_up()
@@ -606,8 +605,7 @@ class RemoteServer:
         self._heard_steps = message.steps
         self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was reported
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
-        self.worker_cpu_ns += message.cpu_ns
-        self.cpu_work += message.cpu_work
+        self.worker_cpu_ns, self.cpu_work = message.cpu_ns, message.cpu_work
         self._captures = message.captures
         self._is_finished = True
 

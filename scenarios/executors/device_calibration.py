@@ -428,7 +428,6 @@ def calibrate_on_host(scenario: Scenario, server: ServerSection, request: Calibr
     section, key = scenario.cluster, host_key(scenario.cluster, server)
     with joined_hosts(section, scenario.name) as hosts:
         host = section.host_of(server) or hosts.here
-        hosts.facts_of(host, key)
         say(f"calibrate {server.name}: on host {host}, for about {request.budget_s:.0f} s")
         sent = replace(request, log_path=Path(request.log_path.name))
         text, lines = hosts.ask(

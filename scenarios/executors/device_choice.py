@@ -223,7 +223,7 @@ class Hosts:
             WorkError: it has another version, or other code.
         """
         if host not in self._facts:
-            reported = self.ask(host, key, facts, host)
+            reported = self._answer(host, key, facts, host)
             require_same_code(host, reported.version, reported.code)
             self._facts[host] = reported
         return self._facts[host]
@@ -233,12 +233,12 @@ class Hosts:
         return "" if self.facts_of(host).machine == machine() else host
 
     def ask(self, host: str, key: str, function: Callable[..., Asked], *arguments: Any) -> Asked:
-        """Return what a function of ours returns there; raises what it raises.
+        """Return what a function of ours returns there; raises what it raises, and what `facts_of` does."""
+        self.facts_of(host, key)
+        return self._answer(host, key, function, *arguments)
 
-        Raises:
-            InputError: the host is unknown.
-            WorkError: it has no such function (this project is not installed there, or another version), or has failed.
-        """
+    def _answer(self, host: str, key: str, function: Callable[..., Asked], *arguments: Any) -> Asked:
+        """Run a function there, whatever code the host has; raises `WorkError` if this project is not there."""
         ray, node = self.cluster.ray, self.node_of(host, key)
         task = ray.remote(num_cpus=0, max_retries=0)(function)
         reference = task.options(scheduling_strategy=self.cluster.on(node)).remote(*arguments)
@@ -263,13 +263,8 @@ class Hosts:
         arguments: Callable[[str], tuple[Any, ...]],
     ) -> list[Asked]:
         """Ask several hosts at once, each with its arguments; raises what the first of them raises."""
-
-        def ask(host: str) -> Asked:
-            self.facts_of(host, key)
-            return self.ask(host, key, function, *arguments(host))
-
         with ThreadPoolExecutor(max(1, len(hosts))) as pool:
-            return list(pool.map(ask, hosts))
+            return list(pool.map(lambda host: self.ask(host, key, function, *arguments(host)), hosts))
 
 
 @contextmanager

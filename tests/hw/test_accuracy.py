@@ -121,9 +121,8 @@ def test_a_broken_table_is_refused(tmp_path: Path, table: str, changes: Any, key
         raise error
 
 
-@pytest.mark.parametrize("content", ["", "{", "\x00", "[" * 100_000, "9" * 5000])
-def test_accuracy_file_that_is_not_json_is_refused(tmp_path: Path, content: str) -> None:
-    assert "cannot be read as JSON" in refusal(tmp_path / "bad.json", content).problem
+def test_accuracy_file_that_nests_too_deeply_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read as JSON" in refusal(tmp_path / "bad.json", "[" * 100_000).problem
 
 
 def test_a_zip_bomb_is_not_inflated(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -98,14 +97,6 @@ def test_wide_grey_images_keep_their_range(tmp_path: Path, name: str, dtype: typ
         load_dataset(str(tmp_path))
 
 
-def test_pixels_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    for place in ("train/a", "test/a"):
-        (tmp_path / place).mkdir(parents=True)
-        Image.fromarray(np.full((4, 6), np.nan, np.float32)).save(tmp_path / place / "0.tif")
-    with pytest.raises(InputError, match=r"0\.tif has pixels that are not finite numbers; write it again"):
-        load_dataset(str(tmp_path))
-
-
 def test_a_folder_is_known_by_its_content(folder: Path) -> None:
     """By no path of the machine; another image, or name, is another set."""
     label = dataset_label(str(folder))
@@ -116,30 +107,6 @@ def test_a_folder_is_known_by_its_content(folder: Path) -> None:
     changed = dataset_label(str(folder))
     (folder / "train" / "cat" / "0.png").rename(folder / "train" / "cat" / "9.png")
     assert len({label, changed, dataset_label(str(folder))}) == 3
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:45])
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda root: (root / "test").rename(root / "tests"), r"has no folder 'test'; images are in train/CLASS"),
-        (lambda root: (root / "train" / "dog").rename(root / "train" / "dgo"), "same classes.*: dgo, dog"),
-        (lambda root: [path.unlink() for path in (root / "test" / "dog").iterdir()], "test: .*dog"),
-        (lambda root: image(root / "train" / "dog" / "7.png", size=(9, 9)), r"7\.png has 9 x 9 .* 6 x 4; make all"),
-        (lambda root: (root / "train" / "dog" / "7.png").write_bytes(b"no image"), r"7\.png: no readable image"),
-        (lambda root: cut(root / "test" / "dog" / "0.png"), r"0\.png: no readable image"),
-    ],
-    ids=["no test", "other classes", "no images", "another size", "no image", "cut short"],
-)  # fmt: skip
-def test_faulty_image_folder_is_refused_with_the_place_and_the_remedy(
-    spoil: Callable[[Path], Any], words: str, folder: Path
-) -> None:
-    spoil(folder)
-    with pytest.raises(InputError, match=f"model: dataset: .*{words}"):
-        load_dataset(str(folder))
 
 
 def pair(count: int = 3, shape: tuple[int, ...] = (1, 2, 2), labels: list[Any] | None = None) -> tuple[Any, Any]:
@@ -161,36 +128,6 @@ def test_a_class_gives_images_and_labels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert train.dtype == np.float32
     assert train.mean() == pytest.approx(0, abs=1e-6)
     assert np.array_equal(train, np.asarray(data.test_images))
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "words"),
-    [
-        (3, pair(), r"train must be a pair: images \(n, C, H, W\) and labels"),
-        (pair(shape=(2, 2)), pair(), r"train: images .* of the shape \(n, C, H, W\), found float64 \(3, 2, 2\)"),
-        (pair(), pair(0), "test: images must be numbers"),
-        (pair(), (pair()[0], ["a", "b", "c"]), r"test: labels must be \(3,\) whole numbers from 0, found"),
-        (pair(), pair(labels=[0, 1, -1]), "test: labels must be"),
-        (pair(), pair(labels=[0, 1, 2]), "test has the label 2; labels of train end at 1"),
-        (pair(), pair(shape=(1, 3, 3)), "must be equal"),
-        ((np.full((3, 1, 2, 2), np.nan), np.array([0, 1, 1])), pair(), "finite"),
-    ],
-)  # fmt: skip
-def test_invalid_arrays_of_a_dataset_class_are_refused(
-    train: Any, test: Any, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names the class, its arrays and the expected ones in one line."""
-    with pytest.raises(InputError, match=f"model: dataset: users_images:Mine: .*{words}|dataset: users.*{words}"):
-        load_dataset(own(monkeypatch, train, test))
-
-
-def test_a_class_that_cannot_be_made() -> None:
-    for name, words in (
-        ("no_such_module_here:Mine", "ModuleNotFoundError"),
-        ("hw.networks.datasets:Dataset", "TypeError"),
-    ):
-        with pytest.raises(InputError, match=f"'{name}' could not be made: {words}"):
-            load_dataset(name)
 
 
 def test_sets_of_ones_own_are_trained_on_by_the_default_recipe() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +15,11 @@ from hw.device_settings import DeviceSpec
 from hw.router.run_meters import LateLedger
 from hw.router.server_port import HardwareServer, RemoteServer, RunContext
 from hw.router.worker_handles import WorkerSlot
-from hw.transport.messages import Captures, Preloaded, Report, Sample, ToWorker
+from hw.transport.messages import Captures, Fence, Fenced, Finished, Impair, Preloaded, Report, Sample, ToWorker
 from hw.transport.peers import ClockOffset
 from hw.transport.shared_memory import Arena, Inbox
-from policies.faults import WORKER_DIED, Supervision
+from hw.transport.worker_port import PortClosedError
+from policies.faults import WORKER_DIED, WORKER_HUNG, Impairment, Supervision
 from policies.interfaces import AccuracyPrior, RewardWeights
 from policies.run_ledger import Ledger
 from policies.run_records import ServerCounts
@@ -34,10 +36,16 @@ class FakeWorker:
         self.port = self
         self.sent: list[ToWorker] = []
         self.offset = ClockOffset(1000, 10)
-        self.is_busy = False
+        self.is_busy = self.is_gone = self.is_killed = False
+        self.next_number = itertools.count(1).__next__
 
     def post(self, message: ToWorker) -> None:
         self.sent.append(message)
+
+    def flush(self) -> bool:
+        if self.is_gone:
+            raise PortClosedError
+        return True
 
     def log(self) -> Callable[[], bytes]:
         return self.read_log
@@ -46,7 +54,8 @@ class FakeWorker:
         assert not self.is_busy, "a log is long: it is read when the run is over"
         return b""
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        self.is_killed = True
 
 
 class World:
@@ -59,11 +68,11 @@ class World:
         self.ledger = LateLedger(Ledger(1, 3, RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.5})))
         self.events: list[RouterEvent] = []
         self.said: list[str] = []
-        context = RunContext(
+        self.context = RunContext(
             self.clock, self.ledger, Supervision(), lambda *_: (), 3, self.events.append, self.said.append, True, False
         )
         self.spec = HardwareServer("s", DeviceSpec(), params(), 1.0, 2.0)
-        self.server = RemoteServer(0, self.spec, cast(WorkerSlot, self), Inbox(Arena(4096)), context)
+        self.server = RemoteServer(0, self.spec, cast(WorkerSlot, self), Inbox(Arena(4096)), self.context)
 
     def start(self) -> None:
         self.worker = FakeWorker()
@@ -139,8 +148,72 @@ def test_a_dead_servers_log_is_read_after_the_run(world: World) -> None:
     worker = world.worker
     worker.is_busy = True
     world.server.deliver(MicroBatch(1, 0, 1, WorkKey(1, 1.0, IMAGE), (0, 1)), ())
+    world.server.hear(Report(1, Sample(1, 10.0, 0.5, None), True, 0, 100, ServerCounts(), steps=4))
     world.server.go_down(WORKER_DIED)
     assert world.server.in_flight == 0
     world.start()
     worker.is_busy = False
-    assert [(log.incarnation, log.ended) for log in world.server.worker_logs()] == [(1, WORKER_DIED)]
+    assert [(log.incarnation, log.heard, log.ended) for log in world.server.worker_logs()] == [(1, 4, WORKER_DIED)]
+
+
+def test_server_preloads_until_its_incarnations_preloads_are_complete(world: World) -> None:
+    found = [world.server.is_preloading]
+    world.server.hear(Preloaded(1))
+    found.append(world.server.is_preloading)
+    world.server.go_down(WORKER_DIED)
+    found.append(world.server.is_preloading)
+    world.server.come_up()
+    assert [*found, world.server.is_preloading] == [True, False, False, True]
+
+
+def test_impairment_of_a_server_outlasts_its_worker(world: World) -> None:
+    assert not any(isinstance(message, Impair) for message in world.worker.sent)
+    world.server.straggle(2.0)
+    world.server.go_down(WORKER_DIED)
+    world.start()
+    world.server.come_up()
+    assert Impair(Impairment(slow_factor=2.0)) in world.worker.sent
+
+
+def test_hung_worker_is_killed(world: World) -> None:
+    world.server.go_down(WORKER_HUNG)
+    assert world.worker.is_killed
+
+
+def test_worker_that_is_gone_is_noticed_as_it_is_sent_messages(world: World) -> None:
+    assert world.server.flush()
+    assert not world.server.died
+    world.worker.is_gone = True
+    world.server.flush()
+    assert world.server.died
+    assert world.context.deaths == [0]
+
+
+def test_slab_is_free_once_no_other_worker_can_write_to_it(world: World) -> None:
+    """At once if its writer never had an incarnation or the server is down; otherwise when its worker says so."""
+    inbox, free = world.server.inbox, list[bool]()
+
+    def give_back(worker_id: int) -> None:
+        slab = inbox.reserve((1,), 64)
+        assert slab is not None
+        world.server.give_back([slab], worker_id)
+        free.append(inbox.free_bytes == 4096)
+
+    give_back(0)
+    give_back(7)
+    (fence,) = (message for message in world.worker.sent if isinstance(message, Fence))
+    assert fence.worker_id == 7
+    world.server.hear(Fenced(fence.number))
+    free.append(inbox.free_bytes == 4096)
+    world.server.go_down(WORKER_DIED)
+    give_back(7)
+    assert free == [True, False, True, True]
+
+
+def test_server_is_finished_with_its_workers_account(world: World) -> None:
+    assert not world.server.is_finished
+    world.server.hear(Finished(1, ServerCounts(loads=3, unloads=2), 70, 5, 1_000_000))
+    totals = world.server.totals(device=0, busy_s=0.0)
+    assert (totals.loads, totals.unloads, totals.vram_peak_bytes) == (3, 2, 70)
+    assert world.server.worker_cpu_ns == 1_000_000
+    assert world.server.is_finished

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+import pytest
 import torch
 
 from hw.networks.datasets import Pixels
 from hw.router.server_port import RemoteServer
 from hw.router.transfers import NO_ROOM, Cargo, ImageSource, LinkModel, Transfers
-from hw.transport.messages import Input, Move, Moved, ToWorker
+from hw.transport.messages import Input, Keep, Move, Moved, ToWorker
 from hw.transport.shared_memory import Arena, Inbox, Slab
 from hw.worker.activations import tensor_in
 from policies.vocabulary import (
@@ -54,12 +55,13 @@ class FakeServer:
         self.address = f"host-{index}:1"
         self.given_back: list[tuple[int, tuple[Slab, ...]]] = []
         self.sent: list[ToWorker] = []
+        self.moving: list[int] = []
 
     def send(self, message: ToWorker) -> None:
         self.sent.append(message)
 
     def asked(self, transfer: int) -> None:
-        pass
+        self.moving.append(transfer)
 
     def give_back(self, slabs: Sequence[Slab], worker_id: int) -> None:
         self.given_back.append((worker_id, tuple(slabs)))
@@ -183,3 +185,40 @@ def test_an_emulated_link_holds_back_what_is_there_already() -> None:
     assert world.arrived == [1, 2]
     finished = [event for event in world.events if isinstance(event, TransferFinished)]
     assert [event.micro_batch for event in finished] == [1, 2]
+
+
+def test_transfer_behind_one_that_gives_up_takes_its_place() -> None:
+    world = World()
+    world.send(1, 0, ROUTER, 1, 2)
+    world.send(2, 0, ROUTER, 3, 4, 5)  # 192 bytes, of which 128 are free
+    world.now_ns = PATIENCE_NS // 2
+    world.send(3, 0, ROUTER, 6)
+    assert world.arrived == [1]
+    world.transfers.ring(PATIENCE_NS)
+    assert (world.failures(), world.arrived) == ([(2, NO_ROOM)], [1, 3])
+
+
+@pytest.mark.parametrize(
+    ("links", "dead", "failures", "kept", "free_bytes"),
+    [
+        (None, 1, [(1, "server_down")], [(1,)], ROOM - 128),
+        (SlowLink(), 1, [(1, "server_down")], [], ROOM),  # it is there, but it has not arrived
+        (None, 2, [], [], 128),  # of its worker nothing is left; the one that writes there does so until it ends
+    ],
+)
+def test_inputs_that_arrived_are_kept_if_another_source_of_their_micro_batch_dies(
+    links: LinkModel | None, dead: int, failures: list[tuple[int, str]], kept: list[tuple[int, ...]], free_bytes: int
+) -> None:
+    world = World(links, servers=3)
+    micro_batch = MicroBatch(1, 2, 1, WorkKey(2, 1.0, 1.0), (1, 2))
+    world.transfers.send(SendMicroBatch(micro_batch, ((0, (1,)), (1, (2,)))))
+    move = world.asked_to_move(0)
+    assert world.servers[0].moving == [move.transfer]
+    world.write(move)
+    world.servers[dead].is_up = False
+    world.transfers.bury(dead)
+    assert world.failures() == failures
+    sent = world.servers[2].sent
+    assert [each.requests for message in sent if isinstance(message, Keep) for each in message.inputs] == kept
+    assert len(sent) == len(kept)
+    assert world.servers[2].inbox.free_bytes == free_bytes

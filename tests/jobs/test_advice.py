@@ -120,12 +120,6 @@ def test_slurm_output_of_unknown_form_is_refused(queue: str, factors: str) -> No
         live_jobs(queue, factors)
 
 
-@pytest.mark.parametrize("config", ["", CONFIG.replace("multifactor", "basic")])
-def test_only_multifactor_priorities_have_a_site_factor(config: str) -> None:
-    with pytest.raises(InputError, match="only under priority/multifactor"):
-        doubts_of(config)
-
-
 @pytest.mark.parametrize(
     "line, doubt",
     [

@@ -279,18 +279,6 @@ def test_unclosed_quotes_are_counted_once(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "t.parquet").user.tolist() == ["b", "c"]
 
 
-def test_columns_of_own_are_checked(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text("a,b,c\n1,2,3\n")
-    for columns, problem in (
-        ({"submit": "a"}, r"--columns: submit: is not a column of a trace; did you mean 'submit_s'"),
-        ({"submit_s": "a", "run_s": "x", "gpus": "c"}, "line 1: no column 'x'"),
-        ({"submit_s": "a", "run_s": "b"}, "line 1: no column 'gpus'"),
-    ):
-        with pytest.raises(InputError, match=problem):
-            import_log(path, tmp_path / "t.parquet", "auto", Options(columns=columns))
-
-
 def test_philly_jobs_without_attempts_or_times(tmp_path: Path) -> None:
     gpu = [{"ip": "m", "gpus": ["gpu0"]}]
     whole = {"start_time": "2017-10-01 00:01:00", "end_time": "2017-10-01 00:02:00", "detail": gpu}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,61 +67,6 @@ def test_outages_and_drawn_failures(tmp_path: Path) -> None:
     drawn = [case_of(tmp_path, trace_of(FOUR), cluster=cluster, seed=seed).cluster_model.outages for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(drawn[0]) > 100
-
-
-def on(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A cluster of one node of 4 GPUs, with other nodes after it."""
-    return {"cluster": {"nodes": [{"count": 1, "gpus": 4}, *nodes], **more}}
-
-
-@pytest.mark.parametrize(
-    "keys, said",
-    [
-        ({"polices": ["fifo"]}, "polices: unknown key; did you mean 'policies'"),
-        ({"policies": []}, "policies"),
-        ({"policies": ["fifo", "fifo"]}, "'fifo' is given twice"),
-        ({"policies": ["fito"]}, "did you mean 'fifo'"),
-        ({"policies": ["sjf"]}, "sjf asks how long jobs run: take one of oracle, requested, history"),
-        ({"policies": ["srtf-oracle-easy"]}, "reservations"),
-        ({"policies": ["fifo-easy-requested"]}, "policies: fifo-easy-requested needs requested times, and 4 of 4"),
-        ({"policies": ["fifo"], "baseline": "saf"}, "'saf' is none of the policies"),
-        ({"policies": ["no.jobpolicy.yaml"]}, "no.jobpolicy.yaml: no such file"),
-        (
-            {"policies": ["bad.jobpolicy.yaml"]},
-            "bad.jobpolicy.yaml: queueing: 'strickt' is not a queueing: did you mean",
-        ),
-        ({"cluster": {"nodes": []}}, "cluster.nodes"),
-        (on({"count": 0, "gpus": 4}), "cluster.nodes.1.count"),
-        ({"cluster": {"nodes": [{"count": 1, "gpus": 4, "vc": "b"}]}}, "no virtual cluster of the trace has nodes"),
-        (on(throughputs="zero.csv"), "line 2, b: '0'; a throughput is"),
-        (on(throughputs="no.yaml"), "no.yaml: no such file"),
-        (on(throughputs="c.csv", reference="z"), "on 'z', on which"),
-        (on(outages=[{"node": 1, "from_s": 0, "to_s": 9}]), "failures.node 1: is not there"),
-        (on(outages=[{"node": 0, "from_s": 9, "to_s": 9}]), "cluster.outages.0: to_s 9 is not after from_s 9"),
-        (
-            on({"count": 1, "gpus": 4, "type": "b", "profile": "rtx-2080-ti"}),
-            "some groups of nodes have a profile and others have none",
-        ),
-        (on({"count": 1, "gpus": 4, "type": "a|b"}), "no type's name"),
-        ({"window": {"from_s": "1d"}}, "window: no job is submitted in it; the trace's last one comes after 30 s"),
-        ({"window": {"from_s": 5, "until_s": 5}}, "until_s 5 is not after from_s 5"),
-        ({"warmup_s": "1h"}, "warmup_s: 3600 s leave no job to measure: the last is submitted after 30 s"),
-        ({"load": 0}, "load"),
-        ({"begin": "snapshot"}, "recorded_start_s"),
-        ({"begin": "snapshot", "load": 0.5}, "leave out load, or begin empty"),
-        ({"preemption": {"round_s": 0}}, "preemption.round_s"),
-        ({"preemption": {"hysteresis": 0.5}}, "preemption.hysteresis"),
-        ({"trace": "s.yaml"}, "not a trace of jobs"),
-    ],
-)
-def test_job_scenario_with_invalid_keys_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
-    (tmp_path / "zero.csv").write_text("job_class,gpu,b\nx,1,0\n")
-    (tmp_path / "c.csv").write_text("job_class,gpu\nx,1\n")
-    (tmp_path / "bad.jobpolicy.yaml").write_text(f"{MINE}queueing: strickt\n")
-    if "window" not in keys and keys.get("begin") == "snapshot":
-        keys = {**keys, "window": {"from_s": 15}}
-    with pytest.raises(InputError, match=re.escape(said)):
-        case_of(tmp_path, trace_of(FOUR), **keys)
 
 
 def test_rounds_shorter_than_a_restart(tmp_path: Path) -> None:

@@ -156,13 +156,9 @@ def test_fingerprint_ignores_other_policies_bound_name_and_folder(tmp_path: Path
     assert fingerprint(before, other) != fingerprint(before, before.policies[0])
 
 
-def test_foreign_files_stay(tmp_path: Path) -> None:
+def test_a_trace_in_the_place_of_a_run_is_refused(tmp_path: Path) -> None:
     experiment = drawn_case(tmp_path, policies=["fifo"])
-    place = tmp_path / "fifo.jobsrun.parquet"
-    place.write_bytes(b"mine")
-    with pytest.raises(InputError, match="is not a run of training jobs, or damaged; remove it"):
-        run_all(experiment, 1, tmp_path)
-    place.write_bytes((tmp_path / "t.jobtrace.parquet").read_bytes())
+    (tmp_path / "fifo.jobsrun.parquet").write_bytes((tmp_path / "t.jobtrace.parquet").read_bytes())
     with pytest.raises(InputError, match="was not made by `slimsched jobs`"):
         run_all(experiment, 1, tmp_path)
 

@@ -11,10 +11,9 @@ import pytest
 
 from jobs.job_traces import JobTrace, read_trace
 from jobs.logs import log_text as lines
-from jobs.logs.log_formats import FORMATS, format_of
+from jobs.logs.log_formats import FORMATS
 from jobs.logs.log_import import import_log
 from jobs.logs.log_rows import Options
-from kit.errors import InputError
 from tests.jobs.logs import START, TYPES, Jobs, drawn, rltune, share_milli, write_log
 
 JOBS = 300
@@ -130,15 +129,3 @@ def test_own_columns_have_other_names(tmp_path: Path) -> None:
     trace = imported(path, Options(columns=columns))
     assert (trace.submit_s.tolist(), trace.run_s.tolist(), trace.user.tolist()) == ([0, 0], [60, 5.5], ["x", "y"])
     assert trace.provenance["start"] == "2024-03-01T10:00:00+00:00"
-
-
-def test_a_format_that_nobody_knows_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.write_text("a,b,c\n1,2,3\n")
-    with pytest.raises(InputError, match=r"first line is 'a,b,c'.*--format.*--columns"):
-        format_of(path, Options())
-
-
-def test_pai_needs_the_table_of_tasks(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="put that file next to this one"):
-        imported(write_log(tmp_path, "alibaba-pai", drawn(5)))

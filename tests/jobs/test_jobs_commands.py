@@ -65,32 +65,6 @@ def test_a_table_with_doubtful_numbers(here: Path, capsys: pytest.CaptureFixture
     assert "are these seconds?" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["import", "no.log"], "no.log: no such file"),
-        (["import", "a.log", "--format", "sact"], "did you mean 'sacct'"),
-        (["import", "a.log", "--columns", "submit_s"], "pairs such as a=b"),
-        (["import", "a.log", "--columns", "a=b,a=c"], "each word once"),
-        (["import", "a.log", "--timezone", "Mars/Base"], "--timezone: unknown 'Mars/Base'"),
-        (["import", "a.log", "--out", "a.log"], "the command reads this file"),
-        (["import", "a.log", "--gpus-per-node", "0"], "from 1 to 1,024"),
-        (["inspect", "a.log"], "not a trace of jobs"),
-        (["generate", "--out", "t", "--load", "0"], "--load"),
-        (["generate", "--out", "t", "--sizes", "1"], "--sizes"),
-        (["generate", "--out", "no/t/", "--durations", "normal"], "--durations: unknown 'normal'"),
-        (["simulat"], "unknown 'simulat'"),
-    ],
-)
-def test_a_mistake_is_one_line(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "a.log").write_text(f"{SACCT}\n{row()}\n")
-    assert main(["jobs", *words, "--quiet"]) == 2
-    streams = capsys.readouterr()
-    assert said in streams.err
-    assert (streams.out, len(streams.err.splitlines())) == ("", 1)
-    assert [path.name for path in here.iterdir()] == ["a.log"]
-
-
 def test_a_trace_replaces_one_of_its_own_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_log(here, "sacct", drawn(5))
     words = ["jobs", "import", "sacct.log", "--out", "t", "--quiet"]

@@ -75,14 +75,6 @@ def test_the_share_judges(tmp_path: Path) -> None:
     assert ", that is -3.1 min; " in said
 
 
-def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
-    trace = drawn()
-    now = on_nodes(tmp_path, trace)
-    then = on_nodes(tmp_path, trace, window={"from_s": float(trace.submit_s[10])})
-    with pytest.raises(InputError, match="the change makes 290 jobs of 300"):
-        whatif_document(now, then, 1)
-
-
 @pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -200,12 +192,6 @@ def test_a_log_that_was_made_by_the_policy_is_met(tmp_path: Path) -> None:
     found = validation_document(other, other.policies[0])
     assert found["error_s"] < 0
     assert "not the recorded ones" in validation_text(found)
-
-
-def test_a_log_without_waits_is_refused(tmp_path: Path) -> None:
-    experiment = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1)]))
-    with pytest.raises(InputError, match="the log recorded no waits"):
-        validation_document(experiment, experiment.policies[0])
 
 
 def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from jobs.job_traces import JobTrace, read_trace
 from jobs.logs import log_text as lines
 from jobs.logs.log_import import import_log
 from jobs.logs.log_rows import Options, status_of
-from kit.errors import InputError
 from slimsched.cli import main
 
 ZONE = "Asia/Tokyo"
@@ -139,13 +138,6 @@ def test_each_column_may_have_a_unit_of_its_own(tmp_path: Path, capsys: pytest.C
     assert main([*asked, columns.replace("limit:s", "limit"), "--out", out]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "40 of 40 jobs with a time limit ran longer than that: is it in another unit?" in told
-
-
-def test_json_is_called_json(tmp_path: Path) -> None:
-    (tmp_path / "jobs.jsonl").write_text('{"job_id": "1", "end_time": 1709290900000}\n')
-    for options in (Options(), Options(columns={"submit_s": "start_time"})):
-        with pytest.raises(InputError, match=r"is JSON; expected CSV, with --columns: pandas.read_json"):
-            import_log(tmp_path / "jobs.jsonl", tmp_path / "t.parquet", "auto", options)
 
 
 @pytest.mark.parametrize(

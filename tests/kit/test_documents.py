@@ -46,12 +46,6 @@ def test_names_of_any_bytes(name: str, tmp_path: Path) -> None:
         read_text(tmp_path / name)
 
 
-def test_a_file_below_a_file(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    with pytest.raises(InputError, match="no such file"):
-        read_text(tmp_path / "x" / "y")
-
-
 def test_the_size_is_asked_before_reading(tmp_path: Path) -> None:
     """A sparse file of a terabyte takes no memory."""
     path = tmp_path / "x.yaml"

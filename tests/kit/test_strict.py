@@ -137,19 +137,6 @@ def test_consequence_of_an_invalid_value_is_not_counted_as_another_error(text: s
     assert str(caught.value) == f"f.yaml: {problem}"
 
 
-class Free(StrictModel):
-    """A document with keys that nobody here knows."""
-
-    given: strict.Plain
-
-
-@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e400", "[{a: .nan}]"])
-def test_free_keys_take_finite_numbers(text: str) -> None:
-    """What JSON can't hold would fail where it is written, after the work."""
-    with pytest.raises(InputError, match=r"given: contains (-?inf|nan); numbers must be finite"):
-        strict.parse(Free, f"given: {{x: {text}}}", "f.yaml")
-
-
 WORDS = ["1e5", "010", "1:30", "2024-01-01", ".inf", ".nan", "1e400", "null", "~", "yes", "-0", "0", "1_0", "1e-300"]
 MARKS = ["[]", "{}", "'1'", "*a", "<<", "-1", '"\\0"', "&a b", "!!int 1", "? x", "9" * 30, "{a: 1}", '"\u2028"']
 ODD = st.sampled_from([*WORDS, *MARKS, *(f"'{word}'" for word in WORDS)])

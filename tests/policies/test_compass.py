@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.errors import InputError
 from policies.interfaces import AccuracyPrior, RouterConfig
 from policies.router_plans import plan_of
 from policies.rules.compass import CompassRule, Numbers, batching_delay_of, priced_rungs, unit_of
@@ -102,11 +101,6 @@ def test_holds_are_as_long_as_the_core_allows_and_a_files_own_goes_before() -> N
     held = CompassRule(batching_delay=own).make(where)
     assert isinstance(held, DelayingRouter)
     assert held.batching_delay == own.rule()
-
-
-def test_a_table_without_a_tuple_of_the_networks_widths_is_refused() -> None:
-    with pytest.raises(InputError, match=r"the accuracy table has no tuple of the widths \(0.25, 0.5, 0.75, 1.0\)"):
-        CompassRule().make(replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.7})))
 
 
 @pytest.mark.parametrize(("stay", "most"), [(0.0, 0), (0.5, 17)])

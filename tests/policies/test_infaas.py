@@ -3,7 +3,7 @@ import pytest
 
 from kit.errors import InputError
 from policies.rules.published_rules import InfaasRule, Variants, make_variants
-from policies.rules.rule_context import RouterContext
+from policies.rules.rule_context import RouterContext, default_target_s
 from policies.vocabulary import NS_PER_S, ROUTER, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
@@ -83,3 +83,10 @@ def test_without_a_target_the_deadline_is_it() -> None:
     router = InfaasRule(down=0.5).chooser(context(deadline_s=0.2))
     assert isinstance(router.width, Variants)
     assert router.width.down_ns == NS_PER_S // 10
+
+
+def test_search_for_variants_starts_at_the_floor_and_the_usual_target() -> None:
+    space = InfaasRule.space(context(), floor=0.74)
+    started = space.spec(space.start)
+    assert isinstance(started, InfaasRule)
+    assert (started.floor, started.target_s) == pytest.approx((0.74, default_target_s(context())))

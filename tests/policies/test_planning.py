@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -6,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.errors import InputError
-from policies.interfaces import AccuracyPrior
 from policies.rules import proteus
-from policies.rules.proteus import GAP, Milp, MilpRule, Placement, make_milp, plan, rounded_up
+from policies.rules.proteus import GAP, Milp, Placement, make_milp, plan, rounded_up
 from policies.vocabulary import NS_PER_S, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
@@ -192,9 +189,3 @@ def test_plan_with_a_clearing_time_counts_the_queued_images() -> None:
     clearing.choose(seen, RNG)
     plain.choose(seen, RNG)
     assert (clearing.plan.choice[0] > 0, plain.plan.choice[0]) == (True, 0)
-
-
-def test_an_accuracy_table_of_other_widths_is_refused() -> None:
-    foreign = replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.9}))
-    with pytest.raises(InputError, match="the accuracy table has no tuple of the widths"):
-        MilpRule().make(foreign)

@@ -187,17 +187,11 @@ def test_parameters_have_limits(document: dict[str, Any], key: str, words: list[
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "rule, words",
-    [
-        (FixedRule(tuple=(1.0, 1.0)), r"\[1.0, 1.0\].*one of 0.25, 0.5, 0.75, 1.0 for each of 4 segments"),
-        (LadderRule(rungs=(HIGH, (1.0, 1.0, 1.0, 0.3)), thresholds=(4.0,)), r"0.3\].*one of 0.25"),
-        (InfaasRule(floor=0.9), "no width tuple is as accurate as 0.9; the best has 0.7643"),
-    ],
-)
-def test_a_rule_for_another_network_is_refused(rule: RuleSpec, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        rule.make(context(), "mine.rule.yaml")
+@pytest.mark.parametrize("rule", [LadderRule(), MilpRule(), CompassRule()])
+def test_accuracy_table_without_the_networks_widths_is_refused(rule: RuleSpec) -> None:
+    foreign = replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.9}))
+    with pytest.raises(InputError, match=r"the accuracy table has no tuple of the widths \(0.25, 0.5, 0.75, 1.0\)"):
+        rule.make(foreign)
 
 
 def test_a_group_that_no_cluster_has_is_refused() -> None:

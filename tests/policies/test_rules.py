@@ -28,7 +28,7 @@ from policies.rules.rule_context import (
     spread,
 )
 from policies.rules.rule_params import FixedRule, PlacedRule, RuleSpec
-from policies.rules.rule_parts import PLACEMENT_NAMES, Ladder, two_of
+from policies.rules.rule_parts import PLACEMENT_NAMES, Ladder, Packed, two_of
 from policies.vocabulary import (
     FOLLOW_NS,
     IMAGE,
@@ -144,6 +144,13 @@ def test_two_of_draws_every_pair_alike_and_never_one_server_twice() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- widths
+
+
+def test_packed_placement_takes_the_next_server_at_a_full_micro_batch_of_work() -> None:
+    costs, seen = LinearCosts(), view(server(3), server(9))
+    full_ns = outstanding_ns(costs, seen, 1)
+    for full, chosen in (((0, full_ns + 1), 1), ((full_ns, full_ns), 0), ((0, full_ns), 0)):
+        assert Packed(costs, order=(1, 0), full_ns=full)(seen, np.random.default_rng(0)) == chosen
 
 
 def test_held_width_goes_narrower_first() -> None:

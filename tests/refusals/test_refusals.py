@@ -5,6 +5,7 @@ A case is what is typed, and the line; or it has a name and these keys:
     scenario: texts of the scenario `tiny.yaml` (tests/scenarios/files.py), and what stands there instead
     more:     what stands below it
     profile:  as `scenario`, of the profile `fast.yaml` that it names
+    jobs:     keys of a scenario of training jobs, `s.yaml`; `jobs compare s.yaml` is typed where nothing is said
     files:    what else lies in the folder, by name; a name that ends with / is a folder
     run:      what is typed, `simulate tiny.yaml` where nothing is said
     code:     the exit code, 2 where nothing is said
@@ -24,6 +25,7 @@ import pytest
 import yaml
 
 from slimsched.cli import main
+from tests.jobs.experiments import trace_of, write_case
 from tests.scenarios.files import write_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -32,6 +34,7 @@ CASES = {
     for table in sorted(Path(__file__).parent.glob("*.yaml"))
     for name, case in yaml.safe_load(table.read_text(encoding="utf-8")).items()
 }
+FOUR = trace_of([(0, 100, 1), (10, 50, 2), (20, 50, 4), (30, 10, 1)])
 MAX_CHARACTERS = 2100
 
 
@@ -43,6 +46,8 @@ def prepare(case: dict[str, Any], folder: Path) -> None:
             assert old in path.read_text(), f"{old!r} is not in {path.name}"
             path.write_text(path.read_text().replace(old, new.replace("SCENARIOS", str(SCENARIOS)), 1))
     scenario.write_text(scenario.read_text() + case.get("more", ""))
+    if "jobs" in case:
+        write_case(folder, FOUR, **case["jobs"])
     for name, content in case.get("files", {}).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +67,8 @@ def refusal_of(case: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture
     """The line without the program's name; nothing else may be printed, and no file touched."""
     prepare(case, folder)
     before, modules = contents(folder), set(sys.modules)
-    words = shlex.split(case.get("run", "simulate tiny.yaml").replace("SCENARIOS", str(SCENARIOS)))
+    typed = case.get("run", "jobs compare s.yaml" if "jobs" in case else "simulate tiny.yaml")
+    words = shlex.split(typed.replace("SCENARIOS", str(SCENARIOS)))
     assert main(words) == case.get("code", 2)
     for name in {*sys.modules} - modules:  # a user's own
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):

@@ -13,8 +13,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from benchmarks.study.paper_table import FILE
-from hw.networks.accuracy_table import Evaluation, PaperTable, save_accuracy
-from kit.errors import InputError
+from hw.networks.accuracy_table import Evaluation, save_accuracy
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
 from scenarios.cluster_gym import ID, experiment_env
@@ -86,34 +85,6 @@ def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
     assert env.observation_space.contains(observation)
     assert info["server_mask"].all()
     check_env(experiment_env(load_experiment(tmp_path / "tiny.yaml")), skip_render_check=True)
-
-
-def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
-    """Its hash is held against the accuracy file's; a datasheet profile has none to hold."""
-    model = tiny.profile().model.model_copy(update={"hash": "other"}).model_dump(mode="json")
-    path = write(tmp_path)
-    (tmp_path / "a.yaml").write_text(tiny.measured("a", model=model).to_yaml())
-    with pytest.raises(InputError, match="is of another model"):
-        load_experiment(path)
-
-
-def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    for widths in ((0.25, 1.0), (0.2, 0.25, 0.5, 0.75, 1.0)):
-        tuples = tuple(itertools.product(widths, repeat=4))
-        save_accuracy(tmp_path / "accuracy.json", PaperTable(tuples, (0.5,) * len(tuples), "toy"))
-        with pytest.raises(
-            InputError, match=r"take those of one network: `slimsched model train` .* `slimsched init --accuracy FILE`"
-        ):
-            load_experiment(path)
-
-
-def test_a_table_of_some_width_tuples_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    tuples = tuple((width,) * 4 for width in (0.25, 0.5, 0.75, 1.0))
-    save_accuracy(tmp_path / "accuracy.json", PaperTable(tuples, (0.5,) * 4, "toy"))
-    with pytest.raises(InputError, match=r"lacks 252 of 256 width tuples, first \[0.25, 0.25, 0.25, 0.5\]"):
-        load_experiment(path)
 
 
 def test_the_papers_table_simulates_end_to_end(tmp_path: Path) -> None:

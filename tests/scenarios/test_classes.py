@@ -304,41 +304,9 @@ def test_slo_attainment_with_classes_counts_windows_kept_for_every_class() -> No
     assert found == {"both": 0.5, "floor": 0.5, "p99_limit": None}
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"classes": classes(0.7, 0.8, name="same")}, "given twice"),
-        ({"classes": [{"name": "a", "share": 0.5}]}, "must make 1"),
-        ({"slo.floor": 0.7}, "slo.floor is given together with classes"),
-        ({"slo.schedule": [{"at_s": 5.0, "floor": 0.7}]}, "slo.schedule is given together with classes"),
-        ({"tuning.floor": 0.7}, "tuning.floor is given together with classes"),
-        ({"tuning.objective": "energy"}, "tuning.objective is given together with classes"),
-        ({"shed": True}, "shed needs a deadline_s"),
-    ],
-)
-def test_scenario_with_contradictory_classes_is_refused(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InputError, match=problem):
-        load_scenario(SHIPPED, changes)
-
-
 def test_a_class_may_have_the_only_deadline() -> None:
     found = load_scenario(SHIPPED, {"shed": True, "classes.0.deadline_s": 0.1, "deadline_s": None})
     assert found.deadlines_s == (0.1, None)
-
-
-def test_a_floor_that_no_tuple_has_names_its_class() -> None:
-    with pytest.raises(InputError, match=r"classes\.1\.floor: is 0\.9"):
-        experiment(classes=classes(0.7, 0.9))
-
-
-def test_a_fixed_rule_names_every_class() -> None:
-    context = experiment().context
-    full: tuple[float, ...] = (1.0,) * 4
-    for tuples in ({"gold": full}, {"gold": full, "bronze": full, "tin": full}):
-        with pytest.raises(InputError, match="the scenario's classes are gold, bronze"):
-            FixedRule(tuples=tuples).make(context)
-    with pytest.raises(ValueError, match="both given"):
-        FixedRule(tuple=full, tuples={"gold": full})
 
 
 def test_commands_without_support_for_classes_refuse_a_scenario_with_classes(

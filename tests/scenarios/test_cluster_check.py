@@ -6,19 +6,19 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
 from hw.networks.network_files import ModelFile
-from hw.router.ray_cluster import HostFacts, require_same_code
+from hw.router.ray_cluster import HostFacts, RayCluster, require_same_code
 from kit.errors import InputError, WorkError
 from kit.plugins import code_here, own_version
-from scenarios.executors import preflight
+from scenarios.executors import device_choice, preflight
 from scenarios.executors.device_choice import Hosts
 from scenarios.executors.preflight import check_cluster
-from scenarios.experiment.scenario_building import load_experiment
 from scenarios.files.scenario_keys import Scenario
 from scenarios.files.scenario_reading import load_scenario
 from scenarios.metrics.result_documents import CheckedCluster, ClusterMeasurements, HostClock, HostLink
@@ -135,6 +135,21 @@ def test_other_code_of_one_version_is_told() -> None:
         require_same_code("beta", "0.0.0", code_here())
 
 
+def test_function_runs_on_a_host_only_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(function: Callable[..., Any]) -> SimpleNamespace:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=function))
+
+    ray = SimpleNamespace(remote=lambda **_: task, get=lambda answer: answer)
+    cluster = cast(RayCluster, SimpleNamespace(ray=ray, node_of=lambda host: host, on=lambda node: None))
+    ran: list[str] = []
+    monkeypatch.setattr(device_choice, "facts", lambda host: GOOD)
+    Hosts(cluster, "two").ask("alpha", "", ran.append, "alpha")
+    monkeypatch.setattr(device_choice, "facts", lambda host: replace(GOOD, code="other"))
+    with pytest.raises(WorkError, match="host beta has other code"):
+        Hosts(cluster, "two").ask("beta", "", ran.append, "beta")
+    assert ran == ["alpha"]
+
+
 def test_link_into_a_host_is_the_slowest_of_its_measured_links() -> None:
     slow, fast = (1e-3, 1e8), (2e-3, 1e10)
     found = ClusterMeasurements((), (HostLink("a", "b", *slow), HostLink("c", "b", *fast), HostLink("b", "a", *fast)))
@@ -146,10 +161,3 @@ def test_link_into_a_host_is_the_slowest_of_its_measured_links() -> None:
 def test_links_are_the_same_out_of_their_file() -> None:
     found = ClusterMeasurements((HostClock("b", 1.5, 1e-5),), (HostLink("a", "b", 1e-3, 1e8),))
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(found))), ClusterMeasurements) == found
-
-
-def test_links_between_hosts_are_not_known_before_they_are_measured(tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text(SCENARIO.replace("ACCURACY", str(ACCURACY)))
-    with pytest.raises(InputError, match="`slimsched run` does before it simulates"):
-        load_experiment(path)

@@ -99,12 +99,6 @@ def test_the_command_writes_a_router_for_any_cluster(
 TINY_KEYS = {"clusters", "rounds", "generations", "population", "at_once", "held_back", "images", "servers", "load"}
 
 
-def test_a_distribution_that_draws_what_cant_run_says_so() -> None:
-    short = TINY.model_copy(update={"short_of_memory": 1.0, "memory": (0.001, 0.002)})
-    with pytest.raises(InputError, match="narrow what it draws from"):
-        drawn_experiment(short, "0")
-
-
 def test_clusters_that_all_drown_train_nobody() -> None:
     drowning = TINY.model_copy(update={"clusters": 1, "images": 300, "load": (40.0, 41.0), "busiest": 50.0})
     with pytest.raises(InputError, match="draw more of them, or others"):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks.study.paper_table import paper_table
-from hw.networks.accuracy_table import Evaluation, load_accuracy, save_accuracy
+from hw.networks.accuracy_table import load_accuracy, save_accuracy
 from hw.networks.network_checks import RULES
 from hw.networks.network_files import Network, save_model
 from slimsched.cli import main
@@ -111,16 +110,3 @@ def test_an_error_in_a_users_network_is_one_line(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().err
     assert said.startswith(f"slimsched: {network.name}: RuntimeError: too large a batch (")
     assert said.count("\n") == 1
-
-
-def test_a_table_of_another_network_stops_the_run_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is trained or calibrated: the paper's table, another network's, one for a network yet to be."""
-    save_accuracy(tmp_path / "a.json", paper_table())
-    flags = ["--out", str(tmp_path / "run"), "--quiet"]
-    path = digits_scenario(tmp_path, ", accuracy: a.json")
-    assert "not a measurement of the network" in refused(["run", str(path), *flags], capsys)
-    tuples = Network("digits").build().spec.tuples()
-    save_accuracy(tmp_path / "a.json", Evaluation(tuple(tuples), np.ones((100, 256), bool), "feed", "digits"))
-    assert "is of the network feed, the checkpoint is" in refused(["run", str(path), *flags], capsys)
-    path = scenario(tmp_path, "{network: digits, dataset: digits, accuracy: a.json}")
-    assert "yet to be trained" in refused(["run", str(path), *flags], capsys)

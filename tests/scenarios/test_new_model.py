@@ -99,10 +99,6 @@ def test_new_model_with_wrong_or_missing_accuracy_file_is_refused(
     assert "accuracy.json" in refusal(path, serving, experiment)
 
 
-def test_new_model_on_emulated_devices_is_refused(path: Path, experiment: Any) -> None:
-    assert "emulated devices serve no network" in refusal(path, None, experiment)  # type: ignore[arg-type]
-
-
 def cluster(rates: dict[int, float], devices: list[int], fits: list[tuple[bool, bool]]) -> Any:
     """An experiment of servers on devices; by server, which of two segments it can hold."""
     config = RouterConfig(2, (1.0,), tuple(tuple((can,) for can in fit) for fit in fits))

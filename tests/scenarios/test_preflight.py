@@ -24,7 +24,6 @@ from policies.ppo.spec import PolicySpec
 from scenarios.executors import preflight
 from scenarios.executors.device_choice import chosen_devices, device_spec
 from scenarios.files.scenario_keys import DeviceSection
-from scenarios.files.scenario_reading import load_scenario
 from scenarios.job import comparing_stage, main_job, network_stages, profile_stages, validation_stage
 from scenarios.metrics import fidelity
 from slimsched.cli import main
@@ -114,30 +113,6 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *b
         "get_arch_list": list(built_for),
     }.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, told=told: told)
-
-
-def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An old one by what torch was built for; one for a single process by the servers that are to share it."""
-    nvml_device = FakeNvmlDevice(compute_mode=3)
-    monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(nvml_device))
-    pretend_gpu(monkeypatch, (5, 2), "sm_50", "sm_90")
-    device = DeviceSection(kind="cuda")
-    preflight.require_device(device, "mine.yaml", "servers.0.device")
-    with pytest.raises(InputError, match=r"GTX 980 Ti.*'exclusive process', and 2 processes"):
-        preflight.require_device(device, "mine.yaml", "servers.0.device", workers=2)
-    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_90"])
-    with pytest.raises(InputError, match=r"mine.yaml: servers.0.device.index: cuda:0 \(GeForce GTX 980 Ti\): .*sm_52"):
-        preflight.require_device(device, "mine.yaml", "servers.0.device")
-
-
-def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
-    """The other one is of simulation, where a profile tells it; an emulated device is played from its profile."""
-    (tmp_path / "a.yaml").write_text(tiny.profile("a").to_yaml())
-    (tmp_path / "ready.yaml").write_text(SCENARIO.replace("batch_limit: 16", "util_metric: sm, batch_limit: 16"))
-    with pytest.raises(InputError, match=r"servers.0.greedy.util_metric.*for simulation alone; use nvml"):
-        preflight.require_devices(load_scenario(tmp_path / "ready.yaml"))
 
 
 def test_preflight_that_passes_starts_the_validation(tmp_path: Path, begun: list[str]) -> None:
@@ -343,23 +318,33 @@ def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tupl
     return path
 
 
+FULL = (8 << 30) - 300_000_000
+
+
 @pytest.mark.parametrize(
-    "free_bytes, pids, said",
+    "gpu, capability, built_for, workers, said",
     [
-        (300_000_000, [71, 12], r"cuda:0: 0\.30 GB of 8\.6 are free \(processes 12, 71 use it\); end what holds it"),
-        (300_000_000, [], r"0\.30 GB of 8\.6 are free \(NVML reports no process\)"),  # a container's ids
-        (2_000_000_000, [71], ""),
+        ({"compute_mode": 3}, (5, 2), "sm_50", 1, ""),
+        ({"compute_mode": 3}, (5, 2), "sm_50", 2, r"GTX 980 Ti.*'exclusive process', and 2 processes"),
+        ({}, (5, 2), "sm_75", 1, r"mine.yaml: servers.0.device.index: cuda:0 \(GeForce GTX 980 Ti\): .*sm_52"),
+        ({"vram_used_bytes": FULL, "processes": [71, 12]}, (9, 0), "sm_75", 1,
+         r"cuda:0: 0\.30 GB of 8\.6 are free \(processes 12, 71 use it\); end what holds it"),
+        ({"vram_used_bytes": FULL}, (9, 0), "sm_75", 1,
+         r"0\.30 GB of 8\.6 are free \(NVML reports no process\)"),  # a container's ids
+        ({"vram_used_bytes": 6 << 30, "processes": [71]}, (9, 0), "sm_75", 1, ""),
     ],
-)
-def test_a_full_gpu_is_refused_before_anything_starts(
-    free_bytes: int, pids: list[int], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvml_device = FakeNvmlDevice(vram_used_bytes=(8 << 30) - free_bytes, processes=pids)
+)  # fmt: skip
+def test_gpu_that_cannot_serve_is_refused_before_anything_starts(
+    gpu: dict[str, Any], capability: tuple[int, int], built_for: str, workers: int, said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """An old one by what torch was built for; one for a single process by the servers that are to share it."""
+    nvml_device = FakeNvmlDevice(**gpu)
     monkeypatch.setattr("scenarios.executors.device_choice.load_nvml", lambda: FakeNvml(nvml_device))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    pretend_gpu(monkeypatch, (9, 0), "sm_90")
+    pretend_gpu(monkeypatch, capability, built_for, "sm_90")
     with pytest.raises(InputError, match=said) if said else nullcontext():
-        preflight.require_device(DeviceSection(kind="cuda"), "mine.yaml", "servers.0.device")
+        preflight.require_device(DeviceSection(kind="cuda"), "mine.yaml", "servers.0.device", workers)
 
 
 def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,16 @@ def test_work_that_makes_nothing_leaves_no_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
+def test_outputs_of_an_interrupted_try_are_removed_with_its_memo(tmp_path: Path) -> None:
+    folder, output = RunFolder(tmp_path), tmp_path / "hardware" / "run.jsonl"
+    output.parent.mkdir()
+    output.touch()
+    memo = folder.memo("validate", "0" * 12)
+    memo.add({"outputs": ["hardware/run.jsonl"]})
+    folder.remove_outputs("validate")
+    assert [*tmp_path.rglob("*")] == [memo.path.parent]
+
+
 def test_scenarios_of_one_name_dont_share_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By default the second is refused while both are there; with `--out` a line reports it."""
     (here / "other").mkdir()

@@ -178,23 +178,23 @@ def test_a_devices_check_serves_each_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "line"),
+    ("models", "given", "line"),
     [
-        ([], "several: classes: missing; the network holds the models small, large: name one"),
-        ([{"name": "a", "share": 1}], "several: classes.0.model: missing; the network holds the models small, large"),
+        (MODELS, None, "several: classes: missing; the network holds the models small, large: name one"),
+        (MODELS, {}, "several: classes.0.model: missing; the network holds the models small, large"),
+        (MODELS, {"model": "medium"}, "several: classes.0.model: medium; the network holds the models"),
         (
-            [{"name": "a", "share": 1, "model": "medium"}],
-            "several: classes.0.model: medium; the network holds the models",
+            MODELS,
+            {"model": "small", "floor": 0.6},
+            r"classes.0.floor: is 0.6.*the nearest is \[0.25, 0.25\] with 0.56",
         ),
-        (
-            [{"name": "a", "share": 1, "model": "small", "floor": 0.6}],
-            r"several: classes.0.floor: is 0.6, .*the nearest is \[0.25, 0.25\] with 0.56",
-        ),
+        ({"large": WIDTHS[1:]}, {"model": "large"}, "large; the network is one: leave it out, or join several"),
     ],
 )
-def test_a_class_that_no_model_serves_is_refused(folder: Path, classes: Any, line: str) -> None:
+def test_class_of_a_model_that_the_network_lacks_is_refused(tmp_path: Path, models: Any, given: Any, line: str) -> None:
+    classes = [] if given is None else [{"name": "a", "share": 1, **given}]
     with pytest.raises(InputError, match=line):
-        experiment(folder, classes)
+        make_experiment(load_scenario(write(tmp_path, models), {"classes": classes}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,6 @@ def test_a_router_that_knows_one_model_is_refused(folder: Path, name: str, line:
         given.router(name)
     with pytest.raises(InputError, match="a rule is tuned for one model, here are 2"):
         require_possible(given, "ladder", params_of(given))
-
-
-def test_a_class_of_the_only_model_names_none(tmp_path: Path) -> None:
-    path = write(tmp_path, {"large": MODELS["large"]})
-    with pytest.raises(InputError, match="large; the network is one: leave it out, or join several"):
-        make_experiment(load_scenario(path, {"classes": [{"name": "a", "share": 1, "model": "large"}]}), tmp_path)
 
 
 def test_a_table_needs_every_tuple_of_each_model(tmp_path: Path) -> None:

@@ -78,25 +78,3 @@ def test_racks_and_counts_are_servers_one_by_one() -> None:
     assert [(server.name, server.rack) for server in cluster.named_servers] == [
         ("r0-a-0", "r0"), ("r0-a-1", "r0"), ("r1-a-0", "r1"), ("r1-a-1", "r1"), ("b", "s")
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "right, wrong, problem",
-    [
-        ("rack: s}", "rack: r}", "no server is in s"),
-        ("rack: s}", "rack: t}", "b's rack is t; name one of r, s"),
-        (", rack: s}", "}", "b's rack is missing; name one of r, s"),
-        ("{name: s, latency", "{name: r1, latency", "'r1' is given twice"),
-        ("count: 2, latency", "count: 9000, latency", "these are 18001 servers; expected at most 10000"),
-        ("{emulated: l4}, link: 10gbe", "{emulated: l4}, shares_device_with: a", "b shares a device"),
-        ("count: 2, latency", "count: 0, latency", "greater than or equal to 1"),
-        ("count: 2, latency", "count: 1000000000, latency", "these are 2000000001 servers; expected at most 10000"),
-        ("count: 2, device", "count: 1000000000, device", "these are 2000000001 servers; expected at most 10000"),
-        ("{name: s, latency", "{name: r, latency", "'r' is given twice"),
-        ("workload:", "router: {samples: 0}\nworkload:", "router.samples"),
-        ("workload:", "router: {samples: 10001}\nworkload:", "router.samples"),
-    ],
-)
-def test_a_topology_that_does_not_close_is_refused(right: str, wrong: str, problem: str) -> None:
-    with pytest.raises(InputError, match=problem):
-        strict.parse(Scenario, RACKS.replace(right, wrong), "x")

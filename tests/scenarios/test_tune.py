@@ -189,10 +189,8 @@ def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
     assert latency_cost(scores, PARAMS) == pytest.approx(log(0.01) + 0.2 * log(0.1))
 
 
-def test_a_floor_beyond_the_best_tuple_says_what_is_possible(experiment: Experiment) -> None:
-    with pytest.raises(InputError, match=r"possible is up to 0\.7643"):
-        tune_experiment(experiment, "ladder", replace(PARAMS, floor=0.8))
-    with pytest.raises(InputError, match="ladder"):
+def test_tuning_an_unknown_kind_is_refused(experiment: Experiment) -> None:
+    with pytest.raises(InputError, match="'lader' can't be tuned; did you mean 'ladder'"):
         tune_experiment(experiment, "lader", PARAMS)
 
 
@@ -340,7 +338,7 @@ def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(experiment: E
     assert isinstance(found.spec, FixedRule)
     assert small.held_accuracies[found.spec.tuple_ or ()] >= floor
     assert found.figures.accuracy >= floor
-    with pytest.raises(InputError, match="most accurate width tuple that the servers can hold; possible is up to"):
+    with pytest.raises(InputError, match=r"tuple that the servers can hold; possible is up to 0\.\d{4}$"):
         tune_experiment(small, "fixed", replace(PARAMS, floor=experiment.held_accuracies[best]))
     some = holding(*config.fits[:-1], lacking)
     with pytest.raises(FloorError, match=r"fixed: no setting keeps an accuracy of .*; the most was 0\."):

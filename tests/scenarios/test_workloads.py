@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import get_args
 
@@ -202,12 +201,6 @@ def test_a_date_is_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.undo()
         time.tzset()
     assert second - first == 6 * 3600
-
-
-def test_compressed_trace_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"time_s\n1\n"))
-    with pytest.raises(InputError, match="it is compressed: gunzip it first"):
-        read_trace(tmp_path / "x.csv.gz", "time_s")
 
 
 @given(st.text(alphabet='0123456789.,"\n\r -:TZ\0a', max_size=80))

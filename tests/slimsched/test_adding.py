@@ -157,20 +157,12 @@ def test_names_carry_their_kind_on_and_forms_and_options_stand_behind_them() -> 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "name 1 to 62 networks"),
-        ("resnet18", "name torchvision:NAME"),
-        ("torchvision:resnet18,resnet18", "named twice"),
-        ("torchvision:resnet18 int3", "options as JSON"),
-        ("torchvision:resnet18 [1]", "options as JSON"),
-        ('nets:Net {"depth": NaN}', "options as JSON"),
         ("nets:Net " + "[" * 9999, "options as JSON"),
         (f'nets:Net {{"depth": {"9" * 200}}}', "at most 200 characters"),
         (",".join(f"nets:Net{number}" for number in range(63)), "name 1 to 62 networks"),
-        ("nets:Net,others:Net", "named twice"),
-        ("nets:Net,others:Wide", "nets:Net, others:Wide: a family has at most one custom class"),
     ],
 )
-def test_model_add_with_invalid_network_names_is_refused(text: str, problem: str) -> None:
+def test_model_add_with_endless_network_names_is_refused(text: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         members_of(text, SOURCE)
 

