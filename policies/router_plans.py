@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Final, cast
 
@@ -23,7 +23,6 @@ from kit.jit import Ints, entry
 from kit.jit_cache import IS_ON
 from policies.compiled.adaptive_kernels import (
     Ahead,
-    Coming,
     CompassMemory,
     Control,
     MilpMemory,
@@ -258,33 +257,18 @@ class _Writer:
 
     def compass(self, router: compass.Compass) -> CompiledRouter:
         """Write the joint choice of server and width."""
-        servers = self._config.servers
-        self._require(router.widths == self._config.widths and len(router.servers) == servers)
-        self._require(router.segments == self._config.segments)
-        self._require(len(router.priced) == self._config.class_count)
+        self._require(router.widths == self._config.widths and len(router.priced) == self._config.class_count)
         self._choose_from(router.micro_batch_sizes)
         self._ask_for(router.costs, "image", "batch", "transfer")
         memory = CompassMemory.blank()
         self._head.width_rule.rule = COMPASS
-        memory.unit_ns, memory.priced_at = (
-            router.unit_ns,
-            self._plan.add(np.concatenate([self._priced(each) for each in router.priced])),
-        )
+        memory.priced_at = self._plan.add(np.concatenate([self._priced(each) for each in router.priced]))
         for name in Weights.offsets:
             setattr(memory.weights, name, getattr(router.weights, name))
-        memory.path_units_at = self._plan.add(np.array(router.path_units, np.float64))
         if router.control is not None:
             memory.control_at = self._control(router.control)
         self._add_paths(router.paths)
-        coming = np.array([astuple(server) for server in router.servers], Coming.dtype)
-        self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, coming.view(np.int64)]))
-        first = at + CompassMemory.size
-
-        def keep(row: Ints) -> None:
-            lasts = row[first : first + servers * Coming.size].view(Coming.dtype).tolist()
-            router.servers[:] = [compass.Coming(*last) for last in lasts]
-
-        self._keep.append(keep)
+        self._head.memory_at = self._plan.add(memory.numbers)
         return self._finished()
 
     def _add_paths(self, paths: PathRule | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, inf
+from math import exp
 
 import numpy as np
 
@@ -25,13 +25,13 @@ from policies.compiled.plan_layout import (
     largest_micro_batch,
     looked,
     looked_at,
+    path_fits,
     seen_at,
     transfer_ns,
 )
 from policies.goal_control import GoalControl
 from policies.interfaces import RouterConfig
 from policies.rules import compass
-from policies.rules.compass import REMEMBERED
 from policies.rules.proteus import Milp
 from policies.vocabulary import IMAGE, ClusterView, HeadKey, ServerView
 
@@ -142,18 +142,14 @@ end_of_dial: Callable[[int, int], int] = kernel_of(goal_control.end_of_dial)
 class Weights(Record):
     """`Numbers`, as far as a decision reads them one by one."""
 
-    level = rise = stay = REAL
+    level = rise = REAL
 
 
 class CompassMemory(Record):
-    """The settings of `Compass`; a `Coming` for each server follows.
-
-    Its tables: units by server; a `Priced` for each class.
-    """
+    """The settings of `Compass`; `priced_at`: a `Priced` for each class."""
 
     weights = Weights.blank()
-    unit_ns = REAL
-    path_units_at = priced_at = control_at = INT
+    priced_at = control_at = INT
 
 
 class Priced(Record):
@@ -162,17 +158,7 @@ class Priced(Record):
     rungs_at = count = thresholds_at = savings_at = INT
 
 
-class Coming(Record):
-    """`compass.Coming`."""
-
-    images = REAL
-    seen_ns = INT
-
-
-_MEMORY = CompassMemory.size
-
 log_price: Callable[[Weights, float, float], float] = kernel_of(compass.log_price)
-units_until_end: Callable[[Weights, float, float, float, float, bool], float] = kernel_of(compass.units_until_end)
 
 
 @kernel
@@ -195,18 +181,17 @@ def rung_for(plan: Plan, observation: ObservationRecord, rule: CompassMemory) ->
 
 
 @kernel
-def units_until_end_at(
-    plan: Plan, observation: ObservationRecord, rule: CompassMemory, index: int, width: int, images: int
-) -> float:
-    """Compute `Compass._units_until_end`."""
-    unit_ns = rule.unit_ns
-    to_come = Coming(rule, _MEMORY, index).images * reals(plan)[rule.path_units_at + index]
-    moved, batch = (
-        transfer_ns(plan, observation, index) / unit_ns,
-        batch_ns(plan, index, key_of(plan, observation, width), images),
-    )
-    work = seen_at(observation, index).work_ns / unit_ns
-    return units_until_end(rule.weights, work, to_come, moved, batch / unit_ns, observation.location == index)
+def until_end_ns(plan: Plan, observation: ObservationRecord, index: int, width: int, tuple_at: int, images: int) -> int:
+    """Compute `Compass._until_end_ns`."""
+    total_ns = seen_at(observation, index).work_ns + transfer_ns(plan, observation, index)
+    total_ns += batch_ns(plan, index, key_of(plan, observation, width), images)
+    for segment in range(observation.segment + 1, plan.segments):
+        fits = path_fits(plan, observation, index, segment)
+        if fits == 0:
+            break
+        previous, width = width, held(fits, ints(plan)[tuple_at + segment])
+        total_ns += batch_ns(plan, index, (segment * plan.widths + width) * (plan.widths + 1) + previous + 1, images)
+    return total_ns
 
 
 @kernel
@@ -217,27 +202,18 @@ def take_bearing(plan: Plan, observation: ObservationRecord) -> None:
         Priced(plan, rule.priced_at, observation.service_class).rungs_at
         + rung_for(plan, observation, rule) * plan.segments
     )
-    images, least = min(largest_micro_batch(plan), observation.candidates), inf
+    images, least_ns = min(largest_micro_batch(plan), observation.candidates), NONE
     for position in range(looked(plan, observation)):
         index = looked_at(observation, position)
-        view, coming = seen_at(observation, index), Coming(rule, _MEMORY, index)
-        passed = (observation.now_ns - coming.seen_ns) / rule.unit_ns
-        coming.images *= REMEMBERED / (REMEMBERED + passed) if is_up(observation, index) else 0.0
-        coming.seen_ns = observation.now_ns
+        view = seen_at(observation, index)
         if view.code:
             width = held(view.fits, ints(plan)[tuple_at + observation.segment])
-            units = units_until_end_at(plan, observation, rule, index, width, images)
-            if units < least:
-                least, plan.server = units, index
+            end_ns = until_end_ns(plan, observation, index, width, tuple_at, images)
+            if least_ns == NONE or end_ns < least_ns:
+                least_ns, plan.server = end_ns, index
                 plan.width = width
     plan.micro_batch_size = largest_micro_batch(plan)
     add_path(plan, observation, tuple_at)
-    remaining = (plan.segments - 1 - observation.segment) / plan.segments
-    if observation.location >= 0:
-        before = Coming(rule, _MEMORY, observation.location)
-        before.images = max(0.0, before.images - images * (remaining + 1 / plan.segments))
-    left = plan.segments - 1 - observation.segment - plan.then
-    Coming(rule, _MEMORY, plan.server).images += images * (left / plan.segments)
 
 
 _NS = 1e9

@@ -437,14 +437,20 @@ def held(fits: int, most: int) -> int:
 
 
 @kernel
+def path_fits(plan: Plan, observation: ObservationRecord, server: int, segment: int) -> int:
+    """Return the widths of a later segment that a server may run on a path."""
+    place = ints(plan)[plan.first_places_at + observation.service_class] + segment
+    return ints(plan)[plan.held_at + server * plan.places + place]
+
+
+@kernel
 def add_path(plan: Plan, observation: ObservationRecord, tuple_at: int) -> None:
     """Compute `rule_context.PathRule.then`, for the server chosen and the widths at an offset."""
     plan.then = 0
     if plan.held_at == 0:
         return
-    place = ints(plan)[plan.first_places_at + observation.service_class]
     for segment in range(observation.segment + 1, plan.segments):
-        fits = ints(plan)[plan.held_at + plan.server * plan.places + place + segment]
+        fits = path_fits(plan, observation, plan.server, segment)
         if fits == 0:
             return
         ints(plan)[plan.then_at + plan.then] = held(fits, ints(plan)[tuple_at + segment])

@@ -6,8 +6,8 @@ decision answers two questions.
 *Which width tuple?* The one that is worth its device time at the present price: accuracy per device time. The price's
 logarithm is `level`, and rises with the load. The micro-batch runs at that tuple's width.
 
-*Which server?* That with the least expected time until the micro-batch ends: outstanding work, coming work, transfer
-and its batch, less a bonus for staying.
+*Which server?* That with the least expected time until the micro-batch has passed all its segments there (a path):
+outstanding work, transfer and its batches.
 
 New images wait automatically at the first segment for larger batches (`policies.router_queue`).
 """
@@ -15,7 +15,7 @@ New images wait automatically at the first segment for larger batches (`policies
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp, inf, log1p
 from typing import ClassVar, Final, NamedTuple
 
@@ -35,7 +35,6 @@ from policies.rules.rule_context import (
     held_width,
     is_up,
     looked_at,
-    middle_way_ns,
     outstanding_ns,
     path,
     path_energy_j,
@@ -51,7 +50,6 @@ FEW: Final = 8.0  # requests: from here on the load enters by its logarithm
 MAX_LOG_PRICE: Final = 20.0  # in both directions
 # a unit over the host's time for an image: above it a batching delay for the host lasts longer
 UNITS_OF_HOST: Final = 9.4
-REMEMBERED: Final = 4.0  # units after which coming work is forgotten
 
 
 class Numbers(StrictModel):
@@ -60,7 +58,6 @@ class Numbers(StrictModel):
     Attributes:
         level: the logarithm of the price of an empty cluster.
         rise: what it has more for each e-fold of 1 + (requests per server) / `FEW`.
-        stay: by how many units another server must be faster than that where the activations are.
         batching_delay_arrivals: new images wait for the number that arrives in this many units for each micro-batch
             that a server may have, so that devices have large batches;
         batching_delay_host: or, if that is more, for the number that arrives in this multiple of the time in which the
@@ -72,7 +69,6 @@ class Numbers(StrictModel):
 
     level: float = -5.7
     rise: From0 = 2.2
-    stay: float = 0.7
     batching_delay_arrivals: From0 = 2.0
     batching_delay_host: From0 = 1.7
     batching_delay_units: From0 = 0.35
@@ -92,7 +88,7 @@ class Numbers(StrictModel):
 
 
 SPREAD: Final = Numbers(  # how far a search looks
-    level=0.4, rise=0.4, stay=0.3, batching_delay_arrivals=0.6, batching_delay_host=0.3, batching_delay_units=0.1
+    level=0.4, rise=0.4, batching_delay_arrivals=0.6, batching_delay_host=0.3, batching_delay_units=0.1
 ).to_vector()
 
 
@@ -105,24 +101,7 @@ def log_price(weights: Numbers, load: float, shift: float) -> float:
     return min(MAX_LOG_PRICE, max(-MAX_LOG_PRICE, value))
 
 
-def units_until_end(weights: Numbers, work: float, to_come: float, moved: float, batch: float, is_here: bool) -> float:
-    """Return the units until the micro-batch ends at a server, less the bonus for staying."""
-    return work + to_come + moved + batch - (weights.stay if is_here else 0.0)
-
-
 # ---------------------------------------------------------------------------------------------------- the reference
-
-
-@dataclass(slots=True)
-class Coming:
-    """The work to come at one server, in whole ways of an image, at the last update.
-
-    Images that wait at the router between two segments are at no server, but their activations are at one, where they
-    will most likely continue. Images lost in transfer are not reported, so the amount decays.
-    """
-
-    images: float = 0.0
-    seen_ns: int = 0
 
 
 class PricedRungs(NamedTuple):
@@ -139,16 +118,14 @@ class PricedRungs(NamedTuple):
     savings: tuple[float, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Compass(Steered):
     """The reference implementation of the module's policy.
 
     Attributes:
         micro_batch_sizes: the sizes to choose from; always the largest.
         priced: for each class the worth of its model's width tuples.
-        unit_ns: a unit of time.
-        path_units: (servers,) units of an image's whole way, at middle widths.
-        segments: number of segments of the network.
+        paths: every micro-batch passes all its segments at its server.
         control: keeps goals: it moves the price, and weighs joules.
     """
 
@@ -157,36 +134,24 @@ class Compass(Steered):
     micro_batch_sizes: tuple[int, ...]
     weights: Numbers
     priced: tuple[PricedRungs, ...]
-    unit_ns: float
-    path_units: tuple[float, ...]
-    segments: int
+    paths: PathRule
     control: GoalControl | None = None
-    servers: list[Coming] = field(default_factory=list)
-    paths: PathRule | None = None
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate micro-batch; draws no random numbers."""
         priced = self.priced[view.head.service_class]
-        widths = priced.rungs[self._rung(view, priced)]
-        target = widths[view.head.segment - 1]
-        images = min(self.micro_batch_sizes[-1], view.candidates)
+        widths, size = priced.rungs[self._rung(view, priced)], self.micro_batch_sizes[-1]
+        images, best = min(size, view.candidates), Choice(0, widths[view.head.segment - 1], size)
         least = inf
-        choice = Choice(0, target, self.micro_batch_sizes[-1])
         for index in looked_at(view):
-            server, coming = view.servers[index], self.servers[index]
-            passed = (view.now_ns - coming.seen_ns) / self.unit_ns
-            coming.images *= REMEMBERED / (REMEMBERED + passed) if is_up(server) else 0.0
-            coming.seen_ns = view.now_ns
+            server = view.servers[index]
             if server.valid:
-                width = held_width(self.widths, server.widths, target)
-                units = self._units_until_end(view, index, width, images)
-                if units < least:
-                    least, choice = units, Choice(index, width, self.micro_batch_sizes[-1])
-        if self.paths is not None:
-            then = self.paths.then(view, choice.server, widths)
-            choice = Choice(choice.server, choice.width, choice.micro_batch_size, then)
-        self._note(view, choice, images)
-        return choice
+                width = held_width(self.widths, server.widths, widths[view.head.segment - 1])
+                choice = Choice(index, width, size, self.paths.then(view, index, widths))
+                end_ns = self._until_end_ns(view, choice, images)
+                if end_ns < least:
+                    least, best = end_ns, choice
+        return best
 
     def _rung(self, view: ClusterView, priced: PricedRungs) -> int:
         """Return the rung of the width tuple for the price."""
@@ -203,26 +168,13 @@ class Compass(Steered):
             control.end = end_of_dial(rung, len(priced.rungs))
         return rung
 
-    def _units_until_end(self, view: ClusterView, server: int, width: float, images: int) -> float:
-        key = WorkKey(view.head.segment, width, view.head.previous_width)
-        return units_until_end(
-            self.weights,
-            outstanding_ns(self.costs, view, server) / self.unit_ns,
-            self.servers[server].images * self.path_units[server],
-            transfer_ns(self.costs, view, server) / self.unit_ns,
-            batch_ns(self.costs, server, key, images) / self.unit_ns,
-            view.head.location == server,
-        )
-
-    def _note(self, view: ClusterView, choice: Choice, images: int) -> None:
-        """Update the work to come where the micro-batch goes and where it was."""
-        location = view.head.location
-        left = self.segments - view.head.segment
-        remaining, step = left / self.segments, 1 / self.segments
-        if location >= 0:
-            source = self.servers[location]
-            source.images = max(0.0, source.images - images * (remaining + step))
-        self.servers[choice.server].images += images * ((left - len(choice.then)) / self.segments)
+    def _until_end_ns(self, view: ClusterView, choice: Choice, images: int) -> int:
+        server, previous_width = choice.server, view.head.previous_width
+        own_ns = transfer_ns(self.costs, view, server)
+        for segment, width in enumerate((choice.width, *choice.then), start=view.head.segment):
+            own_ns += batch_ns(self.costs, server, WorkKey(segment, width, previous_width), images)
+            previous_width = width
+        return outstanding_ns(self.costs, view, server) + own_ns
 
 
 class CompassRule(RuleSpec):
@@ -232,14 +184,12 @@ class CompassRule(RuleSpec):
         numbers: what was searched; the built-in ones if not given.
         control: that it keeps goals, for which its price moves: by default the operator's floor, as fast as
             possible.
-        paths: whether a micro-batch passes all its segments at its server without further decisions.
     """
 
     KIND: ClassVar[str] = "compass"
 
     numbers: Numbers = Field(default_factory=Numbers)
     control: ControlSpec | None = Field(default_factory=lambda: ControlSpec(p99_limit_s=0.0))
-    paths: bool = True
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
@@ -258,7 +208,7 @@ class CompassRule(RuleSpec):
         batching_delay = (
             self.batching_delay.rule()
             if self.batching_delay is not None
-            else batching_delay_of(router.weights, context, router.unit_ns, has_paths=self.paths)
+            else batching_delay_of(router.weights, context, unit_of(context))
         )
         return holding(router, batching_delay, context)
 
@@ -267,10 +217,7 @@ class CompassRule(RuleSpec):
         self.check(context.config, source, key)
         config = context.config
         numbers = self.numbers
-        servers = range(context.config.servers)
         priced = [priced_rungs(context, source, key, widths) for widths in config.model_widths]
-        unit_ns = unit_of(context)
-        ways_ns = [middle_way_ns(context, server) for server in servers]
         most = MAX_STRETCH * max(1.0, numbers.rise)  # up to loads 3.5 times as large
         is_asked = config.accuracies or self.control != ControlSpec(p99_limit_s=0.0)  # default: only with a table
         control = None
@@ -282,12 +229,8 @@ class CompassRule(RuleSpec):
             micro_batch_sizes=self.micro_batch_sizes(config, source, key),
             weights=numbers,
             priced=tuple(priced[model] for model in config.class_models),
-            unit_ns=unit_ns,
-            path_units=tuple(way_ns / unit_ns for way_ns in ways_ns),
-            segments=config.segments,
+            paths=PathRule.of(context),
             control=control,
-            servers=[Coming() for _ in servers],
-            paths=PathRule.of(context) if self.paths else None,
         )
 
 
@@ -317,12 +260,10 @@ def unit_of(context: RouterContext) -> float:
     return whole_ns / (len(servers) * len(models))
 
 
-def batching_delay_of(
-    numbers: Numbers, context: RouterContext, unit_ns: float, *, has_paths: bool
-) -> BatchingDelayRule:
+def batching_delay_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> BatchingDelayRule:
     """Return the rule by which new images wait, no longer than the core allows."""
     config = context.config
-    later, host_ns = [0] * (config.segments - 1), (1 if has_paths else config.segments) * context.micro_batch_ns
+    later, host_ns = [0] * (config.segments - 1), context.micro_batch_ns  # it decides once about an image
     micro_batch_ns = unit_ns / config.servers / config.outstanding_micro_batches
     arrivals_ns = numbers.batching_delay_arrivals * micro_batch_ns
     if host_ns:

@@ -606,7 +606,7 @@ def drawn_compass(draws: Draws) -> CompassRule:
         floor, weight = draws.pick((None, 0.35, 0.0)), draws.pick((None, 1e-3, 1e3, 1e6))
         control = ControlSpec(floor=floor, energy_weight=weight)
     level, rise = draws.pick((-1.0, -1.7, -0.5, -3.0)), draws.pick((0.7, 0.0, 0.3, 2.0))
-    numbers = Numbers(level=level, rise=rise, stay=draws.pick((0.0, 1.0)))
+    numbers = Numbers(level=level, rise=rise)
     return CompassRule(numbers=numbers, control=control)
 
 

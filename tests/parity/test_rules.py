@@ -189,10 +189,9 @@ def lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return rule.make(context)
 
 
-def compass(**changes: Any) -> MakeRouter:
+def plain_compass(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """At a price at which widths differ, and with no batching delay: records would differ by that alone."""
-    rule = CompassRule(numbers=Numbers(level=-3.0, **changes))
-    return lambda scenario, context: holding(rule.chooser(context), None, context)
+    return holding(CompassRule(numbers=Numbers(level=-3.0)).chooser(context), None, context)
 
 
 def controlled_compass(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -298,9 +297,7 @@ ROUTERS: dict[str, MakeRouter] = {
     "milp that clears": clearing,
     "lookahead": lookahead,
     "controlled lookahead": controlled_lookahead,
-    "compass": compass(),
-    "compass that moves": compass(stay=0.0),
-    "compass without paths": lambda scenario, context: CompassRule(paths=False).chooser(context),
+    "compass": plain_compass,
     **{f"{kind} with paths": partial(with_paths, kind=kind) for kind in ("fixed", "ladder", "infaas", "milp")},
     "controlled compass": controlled_compass,
     "compass that weighs joules": weighing_compass,

@@ -1,4 +1,4 @@
-"""What Compass heeds: the price of device time, where images will come back, and holds in its own units."""
+"""What Compass heeds: the price of device time, where a path ends first, and batching delays in its own units."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from policies.interfaces import AccuracyPrior, RouterConfig
 from policies.router_plans import plan_of
 from policies.rules.compass import CompassRule, Numbers, batching_delay_of, priced_rungs, unit_of
-from policies.rules.rule_context import RouterContext, full_widths, path_energy_j, tuple_costs_s
+from policies.rules.rule_context import RouterContext, full_widths, path, path_energy_j, tuple_costs_s
 from policies.rules.rule_params import POINT, BatchingDelaySpec, DelayingRouter
-from policies.vocabulary import HeadKey
+from policies.vocabulary import Choice
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
 TUPLES = list(product((0.25, 1.0), repeat=4))
@@ -72,21 +72,14 @@ def test_a_dial_is_the_logarithm_of_the_price() -> None:
 def test_images_wait_for_the_host_or_until_devices_have_large_batches() -> None:
     numbers, unit_ns = Numbers(batching_delay_arrivals=2.0, batching_delay_host=1.5, batching_delay_units=0.5), 9.4e8
     for servers in (3, 6, 4000):
-        its = replace(context(servers=servers), micro_batch_ns=250_000)
+        its = replace(context(servers=servers), micro_batch_ns=1_000_000)
         batches_ns = 2.0 * unit_ns / servers / its.config.outstanding_micro_batches
         host_ns = 1.5 * 1e6 * 100**0.5  # a unit is a hundred times as long as where it begins to count
-        assert batching_delay_of(numbers, its, unit_ns, has_paths=False).arrivals_ns == (
-            round(max(host_ns, batches_ns)),
-            0,
-            0,
-            0,
-        )
-    free = batching_delay_of(numbers, replace(its, micro_batch_ns=0), unit_ns, has_paths=False)
+        assert batching_delay_of(numbers, its, unit_ns).arrivals_ns == (round(max(host_ns, batches_ns)), 0, 0, 0)
+    free = batching_delay_of(numbers, replace(its, micro_batch_ns=0), unit_ns)
     assert free.arrivals_ns[0] == pytest.approx(batches_ns, abs=1)
-    short = batching_delay_of(numbers, its, 1e6, has_paths=False)
+    short = batching_delay_of(numbers, its, 1e6)
     assert short.arrivals_ns[0] == 1_500_000, "a host that is slow beside the devices counts as it is"
-    path = batching_delay_of(numbers, its, 1e6, has_paths=True)
-    assert path.arrivals_ns[0] == 375_000, "with paths it decides once"
 
 
 def test_holds_are_as_long_as_the_core_allows_and_a_files_own_goes_before() -> None:
@@ -103,21 +96,29 @@ def test_holds_are_as_long_as_the_core_allows_and_a_files_own_goes_before() -> N
     assert held.batching_delay == own.rule()
 
 
-@pytest.mark.parametrize(("stay", "most"), [(0.0, 0), (0.5, 17)])
-def test_images_stay_while_nobody_else_is_quicker_by_so_much(stay: float, most: int) -> None:
-    """Half a unit is 18 ms here, an image that is outstanding 33/32 ms."""
-    head = HeadKey(2, 1.0, 0)
-    for outstanding, chosen in ((most, 0), (most + 1, 1)):
-        router = CompassRule(numbers=Numbers(stay=stay)).chooser(context(servers=2))
-        seen = view(server(outstanding), server(), head=head)
-        assert router.choose(seen, np.random.default_rng(0)).server == chosen
+def test_compass_takes_the_server_at_which_the_whole_path_ends_first() -> None:
+    """Which is 8 ms alone on the first server and 16 on the second, and 33/32 ms for each outstanding image."""
+    costs = LinearCosts(speeds=(1.0, 0.5))
+    router = CompassRule(numbers=Numbers(level=-20.0)).chooser(context(costs, servers=2))
+    chosen = set()
+    for outstanding in range(64):
+        seen = view(server(outstanding), server(), candidates=1)
+        ends_s = [
+            sum(count * costs.image_s(index, key) for key, count in each.outstanding.items())
+            + sum(costs.batch_s(index, key, 1) for key in path((1.0,) * 4))
+            for index, each in enumerate(seen.servers)
+        ]
+        choice = router.choose(seen, np.random.default_rng(0))
+        assert choice == Choice(int(np.argmin(ends_s)), 1.0, 32, (1.0,) * 3)
+        chosen.add(choice.server)
+    assert chosen == {0, 1}
 
 
 def test_compass_numbers_are_searched_within_their_bounds() -> None:
-    numbers = Numbers(level=-3.0, stay=0.4, batching_delay_host=0.7)
+    numbers = Numbers(level=-3.0, batching_delay_host=0.7)
     assert Numbers.of_vector(numbers.to_vector()) == numbers
     low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))
-    assert (low.level, low.rise, low.batching_delay_arrivals, low.stay) == (-5.0, 0.0, 0.0, -5.0)
+    assert (low.level, low.rise, low.batching_delay_arrivals) == (-5.0, 0.0, 0.0)
 
 
 def test_tuning_begins_with_what_ships() -> None:

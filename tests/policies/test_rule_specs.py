@@ -42,7 +42,7 @@ SOME: tuple[RuleSpec, ...] = (
     InfaasRule(target_s=0.1),
     MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
     LookaheadRule(),
-    CompassRule(numbers=Numbers(level=-5.0, stay=0.4), control=ControlSpec(), micro_batch_size=8),
+    CompassRule(numbers=Numbers(level=-5.0, rise=0.4), control=ControlSpec(), micro_batch_size=8),
     CompassRule(control=None),
     FixedRule(
         batching_delay=BatchingDelaySpec(requests=(1,) * 4, wait_s=(0.002, 0, 0, 0), arrivals_s=(0.001, 0, 0, 0))
