@@ -559,6 +559,18 @@ def _fault_scenes() -> Iterator[Directed]:
 
 
 def _network_scenes() -> Iterator[Directed]:
+    yield Directed(
+        scene(
+            "a path of three segments",
+            [device(segments=3, widths=TWO)],
+            [1, 1, 3, 9],
+            choices={1: Choice(0, 1.0, 2, (0.5, 1.0)), 2: Choice(0, 0.5, 1), 3: Choice(0, 0.5, 1, (1.0,))},
+        ),
+        lambda s, r: (
+            [len(sent.micro_batch.then) for _, sent in commands(r, SendMicroBatch)][:3] == [2, 0, 1]  # type: ignore[attr-defined]
+            and all(len(request.widths) == 3 for request in r.requests)
+        ),
+    )
     three = [device(segments=2)] * 3
     two_places = {1: Choice(0, 1.0, 1), 2: Choice(1, 1.0, 1), 3: Choice(2, 1.0, 2)}
     any_place = {"micro_batch_sizes": (1, 2), "micro_batch_key": "any", "outstanding_micro_batches": 4}

