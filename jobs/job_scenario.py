@@ -320,7 +320,7 @@ def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source:
             raise InputError(source, key, f"{problem}; take the estimate `history` instead")
 
 
-# --------------------------------------------------------------------------------------------------------------- world
+# ------------------------------------------------------------------------------------------------------- the cluster
 
 
 def _cluster_model(scenario: JobsScenario, trace: JobTrace, source: str, images_s: ImagesS | None) -> ClusterModel:

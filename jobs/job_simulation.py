@@ -79,7 +79,7 @@ class ClusterModel:
         nodes = sum(group.nodes for group in self.groups)
         for outage in self.outages:
             if not 0 <= outage.node < nodes:
-                raise InputError("failures", f"node {outage.node}", f"is not there: nodes are 0 to {nodes - 1}")
+                raise InputError("cluster.outages", f"node {outage.node}", f"is not there: nodes are 0 to {nodes - 1}")
 
 
 @dataclass(frozen=True, slots=True)
