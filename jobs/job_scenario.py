@@ -242,7 +242,7 @@ def _of_file(source: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.source not in ("policy", "trace", "run", "load", "failures"):
+        if error.source not in ("policy", "trace", "run", "load", "cluster"):
             raise
         prefix = "" if error.source in ("run", "policy") else error.source
         raise InputError(source, ".".join(filter(None, (prefix, error.key))), error.problem) from None

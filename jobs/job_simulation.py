@@ -79,7 +79,8 @@ class ClusterModel:
         nodes = sum(group.nodes for group in self.groups)
         for outage in self.outages:
             if not 0 <= outage.node < nodes:
-                raise InputError("cluster.outages", f"node {outage.node}", f"is not there: nodes are 0 to {nodes - 1}")
+                problem = f"node {outage.node} is not there: nodes are 0 to {nodes - 1}"
+                raise InputError("cluster", "outages", problem)
 
 
 @dataclass(frozen=True, slots=True)
