@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time  # noqa: TID251 - a rival starts
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -35,7 +35,7 @@ from kit.random_streams import stream
 
 NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve", "uvicorn": "uvicorn and a loop"}
 CONNECTIONS: Final = 256  # single images at a time, the limit of our ingress
-LIGHT: Final = 0.3  # of the rival's capacity
+SHARES: Final = (0.3, 0.7, 0.95)  # of each one's own capacity
 SATURATED: Final = 0.85  # answered share of arrivals below which a server is saturated
 BATCH: Final = 16  # as ours
 WAIT_S: Final = 5e-3  # batching delay
@@ -48,49 +48,59 @@ ENVIRONMENTS: Final = {
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Figures of one server; CPU time is of all its processes."""
+class AtShare:
+    """Figures of a server at a share of its capacity; latencies are from due times."""
 
-    sustained_img_s: float
-    busy_cpu_s: float
     rate_img_s: float
-    light_cpu_s: float
+    cpu_s: float
     p50_s: float
     p99_s: float
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one server; CPU time is of all its processes, for an answer."""
+
+    sustained_img_s: float
+    saturated_cpu_s: float
+    at: Mapping[float, AtShare]
+
+
 def rivals(stand: Stand, environment: Path) -> list[Row]:
-    """Measure throughput with all connections waiting, and CPU time a request, there and at a light load with p50."""
+    """Measure throughput with all connections waiting, and CPU time and latencies there and at shares of it."""
     if not (environment / "bin" / "python").is_file():
         raise InputError("--rivals", "", f"{environment}: they are not there; benchmarks/serving/rivals.py shows how")
     theirs, ours = dict[str, Figures](), dict[tuple[str, str], Figures]()
     with _ours(stand, FULL) as full, _ours(stand, "compass") as shipped:
         for name in NAMES:
             with _rival(name, stand, environment) as (server, requests):
-                theirs[name] = _measure(server, stand, requests, None)
+                theirs[name] = _measure(server, stand, requests)
             for how, own in (("equal work", full), ("as shipped", shipped)):
-                ours[name, how] = _measure(own, stand, None, theirs[name].rate_img_s)
+                ours[name, how] = _measure(own, stand, None)
     return [row for (name, how), mine in ours.items() for row in _rows(f"{NAMES[name]}, {how}", mine, theirs[name])]
 
 
 def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:
-    busy, light = ours.busy_cpu_s / theirs.busy_cpu_s, ours.light_cpu_s / theirs.light_cpu_s
     detail = {"ours": asdict(ours), "theirs": asdict(theirs)}
     throughput = ours.sustained_img_s / theirs.sustained_img_s
-    return [
+    cpu = ours.saturated_cpu_s / theirs.saturated_cpu_s
+    rows = [
         row("rivals", f"throughput / {name}", throughput, at_least=1.3, detail=detail),
-        row("rivals", f"CPU a request, saturated / {name}", busy, 0.5),
-        row("rivals", f"CPU a request, {LIGHT:g} of theirs / {name}", light, 0.5),
-        row("rivals", f"p50, {LIGHT:g} of theirs / {name}", ours.p50_s / theirs.p50_s, 1.0),
+        row("rivals", f"CPU a request, saturated / {name}", cpu, 0.7),
     ]
+    for share, own in ours.at.items():
+        other = theirs.at[share]
+        for what, ratio, most in (
+            ("CPU a request", own.cpu_s / other.cpu_s, 0.7),
+            ("p50", own.p50_s / other.p50_s, 1.0),
+            ("p99", own.p99_s / other.p99_s, 1.0),
+        ):
+            rows.append(row("rivals", f"{what}, {share:g} of capacity / {name}", ratio, most))
+    return rows
 
 
-def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_img_s: float | None) -> Figures:
-    """Measure a server saturated, then at a light rate, by default `LIGHT` of its capacity.
-
-    Args:
-        requests: None for our own.
-    """
+def _measure(server: Server, stand: Stand, requests: list[bytes] | None) -> Figures:
+    """Measure a server saturated, then at `SHARES` of its capacity; `requests`: None for our own."""
     send = generate if requests is None else partial(play, requests={"": requests})
     send(Load(server.url, 20.0, 2.0, 1, "", 1))  # its first passes
     rate_img_s = 1.5 * stand.full_img_s
@@ -100,11 +110,13 @@ def _measure(server: Server, stand: Stand, requests: list[bytes] | None, light_i
         if sustained_img_s < SATURATED * rate_img_s:
             break
         rate_img_s *= 2.5
-    rate_img_s = light_img_s or LIGHT * sustained_img_s
-    light, light_cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
-    latencies_s = [each.latency_s for each in light.answered]
-    p50_s, p99_s = (percentile(latencies_s, at) for at in (50, 99))
-    return Figures(sustained_img_s, busy_cpu_s, rate_img_s, light_cpu_s, p50_s, p99_s)
+    at = {}
+    for share in SHARES:
+        outcome, cpu_s = _cpu_of(server, send, share * sustained_img_s, stand.seconds)
+        latencies_s = [each.latency_s for each in outcome.answered]
+        p50_s, p99_s = (percentile(latencies_s, percent) for percent in (50, 99))
+        at[share] = AtShare(share * sustained_img_s, cpu_s, p50_s, p99_s)
+    return Figures(sustained_img_s, busy_cpu_s, at)
 
 
 def _cpu_of(

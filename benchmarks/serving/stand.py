@@ -30,7 +30,7 @@ from scenarios.job.job_stages import Run
 from scenarios.job.serve_stage import SLOTS
 
 AT: Final = re.compile(r"http://127\.0\.0\.1:(\d+)/v2/models/[\w-]+")
-FULL: Final = "sticky"  # every segment at full width
+FULL: Final = str(ROOT / "benchmarks" / "serving" / "full-width.rule.yaml")
 ENDING_S: Final = 60.0
 TRIES: Final = 4
 PATIENCE_S: Final = 60.0
