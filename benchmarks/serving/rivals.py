@@ -35,7 +35,7 @@ from kit.random_streams import stream
 
 NAMES: Final = {"litserve": "LitServe", "ray": "Ray Serve", "uvicorn": "uvicorn and a loop"}
 CONNECTIONS: Final = 256  # single images at a time, the limit of our ingress
-SHARES: Final = (0.3, 0.7, 0.95)  # of each one's own capacity
+SHARES: Final = (0.3, 0.7, 0.95)  # of capacity
 SATURATED: Final = 0.85  # answered share of arrivals below which a server is saturated
 BATCH: Final = 16  # as ours
 WAIT_S: Final = 5e-3  # batching delay
@@ -67,7 +67,10 @@ class Figures:
 
 
 def rivals(stand: Stand, environment: Path) -> list[Row]:
-    """Measure throughput with all connections waiting, and CPU time and latencies there and at shares of it."""
+    """Measure throughput with all connections waiting, and CPU time and latencies there and at shares of it.
+
+    The shares are of each one's own capacity at equal work, of the rival's for ours as shipped.
+    """
     if not (environment / "bin" / "python").is_file():
         raise InputError("--rivals", "", f"{environment}: they are not there; benchmarks/serving/rivals.py shows how")
     theirs, ours = dict[str, Figures](), dict[tuple[str, str], Figures]()
@@ -75,8 +78,9 @@ def rivals(stand: Stand, environment: Path) -> list[Row]:
         for name in NAMES:
             with _rival(name, stand, environment) as (server, requests):
                 theirs[name] = _measure(server, stand, requests)
-            for how, own in (("equal work", full), ("as shipped", shipped)):
-                ours[name, how] = _measure(own, stand, None)
+            rates_img_s = {share: at.rate_img_s for share, at in theirs[name].at.items()}
+            ours[name, "equal work"] = _measure(full, stand, None)
+            ours[name, "as shipped"] = _measure(shipped, stand, None, rates_img_s)
     return [row for (name, how), mine in ours.items() for row in _rows(f"{NAMES[name]}, {how}", mine, theirs[name])]
 
 
@@ -99,8 +103,14 @@ def _rows(name: str, ours: Figures, theirs: Figures) -> list[Row]:
     return rows
 
 
-def _measure(server: Server, stand: Stand, requests: list[bytes] | None) -> Figures:
-    """Measure a server saturated, then at `SHARES` of its capacity; `requests`: None for our own."""
+def _measure(
+    server: Server, stand: Stand, requests: list[bytes] | None, rates_img_s: Mapping[float, float] | None = None
+) -> Figures:
+    """Measure a server saturated, then at these rates, by default `SHARES` of its capacity.
+
+    Args:
+        requests: None for our own.
+    """
     send = generate if requests is None else partial(play, requests={"": requests})
     send(Load(server.url, 20.0, 2.0, 1, "", 1))  # its first passes
     rate_img_s = 1.5 * stand.full_img_s
@@ -111,11 +121,11 @@ def _measure(server: Server, stand: Stand, requests: list[bytes] | None) -> Figu
             break
         rate_img_s *= 2.5
     at = {}
-    for share in SHARES:
-        outcome, cpu_s = _cpu_of(server, send, share * sustained_img_s, stand.seconds)
+    for share, rate_img_s in (rates_img_s or {share: share * sustained_img_s for share in SHARES}).items():
+        outcome, cpu_s = _cpu_of(server, send, rate_img_s, stand.seconds)
         latencies_s = [each.latency_s for each in outcome.answered]
         p50_s, p99_s = (percentile(latencies_s, percent) for percent in (50, 99))
-        at[share] = AtShare(share * sustained_img_s, cpu_s, p50_s, p99_s)
+        at[share] = AtShare(rate_img_s, cpu_s, p50_s, p99_s)
     return Figures(sustained_img_s, busy_cpu_s, at)
 
 
