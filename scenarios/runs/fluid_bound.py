@@ -10,13 +10,12 @@ and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
 - a medium transfers at most its bandwidth, and the router decides on at most its largest micro-batch at a time; its
   host does one thing at a time, decisions as well as batches that come back;
-- an image takes, in each segment, a decision until its micro-batch is sent, a handover, a dispatch, its batch's solo
-  time and the way back, and for each move its latency and its bytes; the router processes a result after its
-  bookkeeping.
+- an image takes a decision until its micro-batch is sent, and a handover; in each segment a dispatch and its batch's
+  solo time; and the way back to the router, which processes the result; for each move its latency and its bytes.
 
-Left out, because a run could be lucky: queues, batching delays, loads, memory, micro-batches that split. So every real
-run is worse. If chance plays a part (predictions, arrivals), the bound holds for the run's realised values: its own
-rate and its tuples' accuracy.
+Left out, because a run could be lucky: decisions and ways between segments (a path has none), queues, batching delays,
+loads, memory, micro-batches that split. So every real run is worse. If chance plays a part (predictions, arrivals), the
+bound holds for the run's realised values: its own rate and its tuples' accuracy.
 """
 
 from __future__ import annotations
@@ -329,7 +328,6 @@ class RouterLoad:
     """
 
     rate_img_s: float
-    segments: int
     largest: int
     messages: int
     decided_s: float
@@ -337,8 +335,8 @@ class RouterLoad:
 
     @property
     def micro_batches_s(self) -> float:
-        """Every image passes the router before each of its segments."""
-        return self.rate_img_s * self.segments / self.largest
+        """Every image passes the router at least once."""
+        return self.rate_img_s / self.largest
 
     @property
     def share(self) -> float:
@@ -357,7 +355,7 @@ def router_load_of(experiment: Experiment) -> RouterLoad | None:
     if (host := cluster.host) is not None:
         decided_s += _host_s(host.decision, largest)
         returned_s = _host_s(host.returned, largest) + (messages - 1) * _host_s(host.returned, 0)
-    return RouterLoad(rate_img_s, cluster.router.segments, largest, messages, decided_s, returned_s)
+    return RouterLoad(rate_img_s, largest, messages, decided_s, returned_s)
 
 
 def busy_router_of(experiment: Experiment) -> str | None:
@@ -369,11 +367,11 @@ def busy_router_of(experiment: Experiment) -> str | None:
     keeps = "can't keep up" if load.share >= 1 else "hardly keeps up"
     back = "1 message" if load.messages == 1 else f"at least {load.messages} messages"
     return (
-        f"{experiment.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} "
-        f"segments are {load.micro_batches_s:.4g} micro-batches/s, if all are as large as router.micro_batch_sizes "
-        f"allows ({load.largest} "
-        f"images); each takes {1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to "
-        f"take back (in {back}): {100 * load.share:.0f} % of its one core, and more where blocks are smaller; lower "
+        f"{experiment.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s are at least "
+        f"{load.micro_batches_s:.4g} micro-batches/s, if all pass all segments at a server, and are as large as "
+        f"router.micro_batch_sizes allows ({load.largest} images); each takes {1e6 * load.decided_s:.4g} us to decide "
+        f"and send, and {1e6 * load.returned_s:.4g} us to take back (in {back}): {100 * load.share:.0f} % of its one "
+        "core, and more where micro-batches are smaller, or for routers that decide at each segment; lower "
         "the rate, or allow larger micro-batches (router.micro_batch_sizes, cluster.greedy.batch_limit)"
     )
 
@@ -476,13 +474,13 @@ def kinds_of(experiment: Experiment) -> list[_Kind]:
 def _runs(experiment: Experiment, kinds: Sequence[_Kind], groups: Sequence[tuple[float, ...]]) -> Iterator[_Run]:
     """Yield every edge on every kind of server that can hold it, with every batch size."""
     config, host = experiment.cluster.router, experiment.cluster.host
-    cost_s = _host_s(host.decision, 1) if host is not None else 0.0
-    sent_s = cost_s * host.sent_permille / 1000 if host is not None else 0.0
-    booked_s, sent_s = cost_s - sent_s, sent_s + experiment.cluster.decision_ns / NS_PER_S
+    sent_s = experiment.cluster.decision_ns / NS_PER_S
+    if host is not None:
+        sent_s += _host_s(host.decision, 1) * host.sent_permille / 1000
     for number, index in enumerate(kind.first for kind in kinds):
         server = experiment.cluster.servers[index]
         tables = experiment.cluster.devices[server.device]
-        dispatch_s = _least_dispatch_ns(tables) / NS_PER_S
+        there_s, dispatch_s, back_s = _least_ways_s(tables)
         for edge in _edges(config.segments, groups):
             if not config.fits[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
@@ -491,26 +489,31 @@ def _runs(experiment: Experiment, kinds: Sequence[_Kind], groups: Sequence[tuple
                 padded = next((size for size in tables.padded_sizes if size >= batch), batch)
                 solo_s = _solo_s(table, padded)
                 image_s = solo_s / batch
-                returned_s = _host_s(host.returned, batch) if host is not None else 0.0
-                is_last = edge[0] == config.segments  # otherwise the next decision waits until the books are kept
-                back_s = returned_s * (host.received_permille / 1000 if host is not None and is_last else 1.0)
+                returned_s, latency_s = 0.0, dispatch_s + solo_s
+                if edge[0] == 1:
+                    latency_s += sent_s + there_s
+                if edge[0] == config.segments:
+                    latency_s += back_s
+                    if host is not None:
+                        returned_s = _host_s(host.returned, batch)
+                        latency_s += returned_s * host.received_permille / 1000
                 yield _Run(
                     kind=number,
                     edge=edge,
                     demand_s=table.demand_permille[padded] / 1000 * image_s,
                     host_s=table.host_permille[padded] / 1000 * image_s,
                     returned_s=returned_s / batch,
-                    latency_s=sent_s + max(dispatch_s + solo_s, booked_s) + back_s,
+                    latency_s=latency_s,
                     joules=_joules(tables, table.power_mw[padded], table.demand_permille[padded], image_s),
                 )
 
 
-def _least_dispatch_ns(tables: DeviceTables) -> int:
-    """Return the shortest dispatch to a server and way back; each on an idle or a busy device, whichever is faster."""
+def _least_ways_s(tables: DeviceTables) -> tuple[float, float, float]:
+    """Return the shortest handover, dispatch and way back; each on an idle or a busy device, whichever is faster."""
     return (
-        min(tables.there_ns, tables.busy_there_ns)
-        + min(tables.dispatch_ns, tables.busy_dispatch_ns)
-        + min(tables.back_ns, tables.busy_back_ns)
+        min(tables.there_ns, tables.busy_there_ns) / NS_PER_S,
+        min(tables.dispatch_ns, tables.busy_dispatch_ns) / NS_PER_S,
+        min(tables.back_ns, tables.busy_back_ns) / NS_PER_S,
     )
 
 
@@ -626,7 +629,7 @@ def _limits(
     decision_s = cluster.decision_ns / NS_PER_S
     if cluster.host is not None:
         decision_s += _host_s(cluster.host.decision, largest)
-    rows["router",] = dict.fromkeys(range(len(tuples)), len(tuples[0]) * decision_s / largest)
+    rows["router",] = dict.fromkeys(range(len(tuples)), decision_s / largest)
     if cluster.host is not None:
         rows["router",] |= {column: run.returned_s for column, run in enumerate(runs, start=len(tuples))}
     return list(rows.values())
