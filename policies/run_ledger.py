@@ -139,7 +139,7 @@ class _Trace(msgspec.Struct):
 class _Passage(msgspec.Struct):
     """One pass of some requests together through a segment, from their FIFO entry to their return.
 
-    On a path that is from the end of the batch before to the end of its own, and the last one to the return.
+    On a path a pass begins when the previous batch ends, and ends with its batch; the last one with the return.
     """
 
     server: int

@@ -263,8 +263,8 @@ class Request(Record):
 
 
 class Trace(Record):
-    """Further data for a request's record: its servers, its widths, its stages and its `BatchTimes` follow, by
-    segment; of the latter, those of segments on its path that it has not returned from."""
+    """Further data for a request's record: its servers, its widths and its stages follow, by segment, and the
+    `BatchTimes` of those segments of its path that it has passed without a return."""
 
     length = since_ns = lost_ns = stages = INT
 
