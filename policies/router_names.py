@@ -188,12 +188,12 @@ class CheckedRouter:
         problem = batching_delay_problem(choice, view, most) if isinstance(choice, BatchingDelay) else None
         if not isinstance(choice, BatchingDelay):
             choice = _plain(choice)
-            problem = problem_with(choice, view, self.config.widths)
+            problem = problem_with(choice, view, self.config)
         if problem is not None:
             raise WorkError(f"{self.name}: choose returned {shown}; {problem}")
         if isinstance(choice, BatchingDelay):
             return BatchingDelay(choice.requests, min(choice.wait_ns, view.batching_delay_left_ns))
-        return Choice(choice.server, choice.width, min(choice.micro_batch_size, most))
+        return Choice(choice.server, choice.width, min(choice.micro_batch_size, most), choice.then or ())
 
 
 def _plain(choice: Choice) -> Choice:
@@ -203,8 +203,13 @@ def _plain(choice: Choice) -> Choice:
     server, micro_batch_size = (
         int(part) if isinstance(part, np.integer) else part for part in (choice.server, choice.micro_batch_size)
     )
-    is_number = isinstance(choice.width, int | np.integer | np.floating) and not isinstance(choice.width, bool)
-    return Choice(server, float(choice.width) if is_number else choice.width, micro_batch_size)
+    then = tuple(map(_plain_width, choice.then)) if isinstance(choice.then, tuple | list | np.ndarray) else choice.then
+    return Choice(server, _plain_width(choice.width), micro_batch_size, then)
+
+
+def _plain_width(width: float) -> float:
+    is_number = isinstance(width, int | np.integer | np.floating) and not isinstance(width, bool)
+    return float(width) if is_number else width
 
 
 def batching_delay_problem(batching_delay: BatchingDelay, view: ClusterView, most: int) -> str | None:
@@ -220,7 +225,7 @@ def batching_delay_problem(batching_delay: BatchingDelay, view: ClusterView, mos
     return None if batching_delay.wait_ns >= 1 else "wait_ns must be above 0"
 
 
-def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:
+def problem_with(choice: object, view: ClusterView, config: RouterConfig) -> str | None:
     """Return what is wrong with a choice for a view, and what is expected; None if it is valid."""
     if not isinstance(choice, Choice):
         return "expected a policies.vocabulary.Choice(server, width, micro_batch_size)"
@@ -230,7 +235,22 @@ def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -
     valid = [index for index, server in enumerate(view.servers) if server.valid]
     if choice.server not in valid:
         return f"expected servers: those that are valid now: {', '.join(map(str, valid))}"
-    held = [width for width, is_held in zip(widths, view.servers[choice.server].widths, strict=True) if is_held]
+    held = [width for width, is_held in zip(config.widths, view.servers[choice.server].widths, strict=True) if is_held]
     if choice.width not in held:
         return f"expected widths on server {choice.server}: {', '.join(map(str, held))}"
-    return None if choice.micro_batch_size >= 1 else "expected: micro_batch_size, a whole number from 1"
+    if choice.micro_batch_size < 1:
+        return "expected: micro_batch_size, a whole number from 1"
+    return _problem_with_path(choice, view, config) if choice.then else None
+
+
+def _problem_with_path(choice: Choice, view: ClusterView, config: RouterConfig) -> str | None:
+    left = config.segments - view.head.segment
+    if not isinstance(choice.then, tuple) or len(choice.then) > left:
+        return f"expected then: a tuple of widths of at most {left} following segments"
+    masks = config.masks()[choice.server]
+    for segment, width in enumerate(choice.then, start=view.head.segment + 1):
+        mask = masks[config.place_of(segment, view.head.service_class)]
+        held = [width for width, is_held in zip(config.widths, mask, strict=True) if is_held]
+        if width not in held:
+            return f"expected then: widths of segment {segment} on server {choice.server}: {', '.join(map(str, held))}"
+    return None

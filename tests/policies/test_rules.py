@@ -235,6 +235,9 @@ def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatc
         (Choice(1, "0.5", 1), "not int, str, int"),  # type: ignore[arg-type]
         (Choice(True, 0.5, 1), "not bool, float, int"),
         (Choice(1, 0.5, True), "not int, float, bool"),
+        (Choice(1, 0.5, 1, (0.5,) * 4), "expected then: a tuple of widths of at most 3 following segments"),
+        (Choice(1, 0.5, 1, 0.5), "expected then: a tuple of widths of at most 3 following segments"),  # type: ignore[arg-type]
+        (Choice(1, 0.5, 1, (0.5, 0.3)), r"expected then: widths of segment 3 on server 1: 0\.25, 0\.5, 0\.75, 1"),
     ],
 )
 def test_a_users_nonsense_is_one_line_with_what_is_allowed(choice: Any, words: str) -> None:
@@ -248,10 +251,10 @@ def test_a_users_nonsense_is_one_line_with_what_is_allowed(choice: Any, words: s
 
 def test_a_users_router_may_choose_with_numpys_numbers() -> None:
     """They are what `argmin` and a row of widths give; a core gets Python's."""
-    given = Choice(np.int64(1), np.float64(0.5), np.int32(2))  # type: ignore[arg-type]
+    given = Choice(np.int64(1), np.float64(0.5), np.int32(2), np.array([1.0, 0.5]))  # type: ignore[arg-type]
     router = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: given), context().config)
     chosen = choice_of(router, view(server(), server()), np.random.default_rng(0))
-    assert chosen == Choice(1, 0.5, 2)
+    assert chosen == Choice(1, 0.5, 2, (1.0, 0.5))
     assert [type(part) for part in (chosen.server, chosen.width, chosen.micro_batch_size)] == [int, float, int]
 
 
