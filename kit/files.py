@@ -43,6 +43,17 @@ def atomic_path(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
         yield temporary
 
 
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield the path of a folder to make, which becomes `path` when the block ends without an error; that must not
+    exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".slimsched-") as temporary:
+        whole = Path(temporary) / path.name
+        yield whole
+        whole.rename(path)
+
+
 def is_stream(path: Path) -> bool:
     """Return whether a path leads to a device, a pipe or an open descriptor, which are written to and not replaced.
 

@@ -124,7 +124,7 @@ class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
         return tuple(map(self.key_at, range(1 + len(self.then)))) if self.then else (self.key,)
 
 
-class Choice(msgspec.Struct, frozen=True, array_like=True):
+class Choice(msgspec.Struct, frozen=True, array_like=True, repr_omit_defaults=True):
     """A router's decision for a micro-batch: the server, the width and the micro-batch size (Eq. 2-4).
 
     `then`: widths of the following segments, if it passes them on that server without another decision (a *path*).

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kit.errors import InputError, in_a_line, nearest
-from kit.files import folder_hash
+from kit.files import atomic_folder, folder_hash
 from kit.plugins import blaming, is_own, own_class, source_hash
 from kit.random_streams import stream
 
@@ -431,11 +430,8 @@ def equally_large(
     images = list(_found(folder))
     if not images:
         raise InputError(str(folder), "", "has no images; they are in train/CLASS/ and test/CLASS/, or in CLASS/")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent, prefix=".slimsched-") as temporary:
-        whole = Path(temporary) / target.name
+    with atomic_folder(target) as whole:
         unreadable = _write(folder, images, whole, size, channels, on_progress)
-        whole.rename(target)
     return target, unreadable
 
 

@@ -69,7 +69,7 @@ def served(seed: int = 2) -> Result:
 
 def test_in_overload_who_is_served_gets_what_was_promised() -> None:
     """At 1.3 times the bound both classes keep floor and limit, and the one that is promised less is refused first."""
-    load = {"workload": {"kind": "poisson", "rate_img_s": 10_600}, "duration_s": 40.0, "warmup_s": 20.0}
+    load = {"workload": {"kind": "poisson", "rate_img_s": 10_600}, "duration_s": 80.0, "warmup_s": 20.0}
 
     def run(**changes: Any) -> Result:
         given = experiment(**load, **changes)
