@@ -441,7 +441,7 @@ class RouterLoop:
         for server in ready:
             messages = server.receive()
             returned = [message for message in messages if isinstance(message, Returned)]
-            if not is_late and len(ready) == len(messages) == len(returned) == 1:
+            if not is_late and len(ready) == len(messages) == len(returned) == 1 and returned[0].batches:
                 meter.came_back(server.index, returned[0].batches[-1].ended_ns, heard_ns)
             for message in messages:
                 self._hear(server, message)

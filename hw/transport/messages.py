@@ -331,6 +331,7 @@ class Returned(Message, frozen=True):
     Attributes:
         predictions: after the last segment, one for each; empty if the device is emulated.
         batches: those that have ended since the last such message; the last one's end is when they were given back.
+            None after a batch that broke, if requests return that have passed segments of their path.
         steps: of the scheduler so far: its log holds at least this number.
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
