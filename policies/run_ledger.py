@@ -403,9 +403,8 @@ class Ledger:
                 for batching_delay, _ in self._batching_delays.pop(request, ())
             ]
             self._delayed_before[micro_batch.micro_batch] = batching_delays
-        if micro_batch.then:
-            for request in micro_batch.requests:
-                self._traces[request].path = micro_batch
+        for request in micro_batch.requests:
+            self._traces[request].path = micro_batch if micro_batch.then else None
         if not self._detail:
             return
         assert decision is not None, "a micro-batch that was not requested"
@@ -503,8 +502,10 @@ class Ledger:
     def note_batch(self, server: int, note: BatchTold) -> None:
         """Note that a batch has ended at a server."""
         self.note_arrivals(note.arrivals)
-        alone = (note,)
-        for trace in self._traces_of(note.requests):
+        alone, passed = (note,), note.requests
+        if note.failed:  # their next try may have ended by now
+            passed = tuple([request for request in passed if request not in note.failed])
+        for trace in self._traces_of(passed):
             trace.batches = (*trace.batches, note) if trace.path is not None else alone
         self._batches.append((server, note))
 

@@ -441,8 +441,10 @@ class RouterLoop:
         for server in ready:
             messages = server.receive()
             returned = [message for message in messages if isinstance(message, Returned)]
-            if not is_late and len(ready) == len(messages) == len(returned) == 1 and returned[0].batches:
-                meter.came_back(server.index, returned[0].batches[-1].ended_ns, heard_ns)
+            if not is_late and len(ready) == len(messages) == len(returned) == 1:
+                batch = returned[0].own_batch
+                if batch is not None:
+                    meter.came_back(server.index, batch.ended_ns, heard_ns)
             for message in messages:
                 self._hear(server, message)
             self._hear_samples(server)

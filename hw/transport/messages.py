@@ -330,8 +330,7 @@ class Returned(Message, frozen=True):
 
     Attributes:
         predictions: after the last segment, one for each; empty if the device is emulated.
-        batches: those that have ended since the last such message; the last one's end is when they were given back.
-            None after a batch that broke, if requests return that have passed segments of their path.
+        batches: those that have ended since the last such message.
         steps: of the scheduler so far: its log holds at least this number.
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
@@ -350,6 +349,13 @@ class Returned(Message, frozen=True):
     referenced_ns: int = 0
     reference_s: float = 0.0
     scores: bytes = b""
+
+    @property
+    def own_batch(self) -> BatchTold | None:
+        """The batch at whose end they were given back; None if a batch broke, and they left their path."""
+        last = self.batches[-1] if self.batches else None
+        is_theirs = last is not None and last.segment == self.segment and self.requests[0] in last.requests
+        return last if is_theirs else None
 
 
 class Rejected(Message, frozen=True):

@@ -43,7 +43,7 @@ from hw.worker.lanes import (
 )
 from policies.faults import Impairment
 from policies.greedy_scheduler import GreedyScheduler
-from policies.run_records import BatchTold, CpuWorkCost, CpuWorkKind, ServerBook
+from policies.run_records import BatchTold, CpuWorkCost, CpuWorkKind, ServerBook, ServerCounts
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
@@ -421,7 +421,7 @@ class Serving:
         waiting, now_ns = self._scheduler.requests, self._clock.now_ns()
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
         sampled_ns = min(sample.sampled_ns, now_ns)
-        vram_bytes, counts = used_bytes + waiting_bytes, self._book.counts
+        vram_bytes, counts = used_bytes + waiting_bytes, self._reported_counts()
         self.deliver(TelemetrySampled(self._incarnation, sampled_ns, now_ns, utilization, power_w, vram_bytes, waiting))
         residency = self._scheduler.residency
         self._post(
@@ -429,6 +429,12 @@ class Serving:
                 self._incarnation, sample, is_read, waiting, used_bytes, counts, self._steps, waiting_bytes, residency
             )
         )
+
+    def _reported_counts(self) -> ServerCounts:
+        """Return the counts without the batches that a later message reports."""
+        counts, rest = self._book.counts, self._batches
+        images = sum(len(batch.requests) - len(batch.failed) for batch in rest)
+        return ServerCounts(counts.images - images, counts.batches - len(rest), counts.loads, counts.unloads)
 
     def _look(self, clock_ns: int) -> None:
         """Check whether some work takes too long; not when this process was away itself."""

@@ -48,7 +48,7 @@ from policies.vocabulary import BatchingDelayRule, Choice, ClusterView, WorkKey
 UNIT_BATCH: Final = 8
 FEW: Final = 8.0  # requests: from here on the load enters by its logarithm
 MAX_LOG_PRICE: Final = 20.0  # in both directions
-# a unit over the host's time for an image: above it a batching delay for the host lasts longer
+# a unit over the host's time for a decision: above it a batching delay for the host lasts longer
 UNITS_OF_HOST: Final = 9.4
 
 
@@ -61,8 +61,7 @@ class Numbers(StrictModel):
         batching_delay_arrivals: new images wait for the number that arrives in this many units for each micro-batch
             that a server may have, so that devices have large batches;
         batching_delay_host: or, if that is more, for the number that arrives in this multiple of the time in which the
-            router's host decides an image's whole way if it is alone in its micro-batches: at 1 the host would be just
-            busy.
+            router's host decides about an image that is alone in its micro-batch: at 1 the host would be just busy.
         batching_delay_units: if a unit is more than `UNITS_OF_HOST` times what the host takes, that grows by the rest
             to this power.
     """

@@ -328,6 +328,7 @@ class RouterLoad:
     """
 
     rate_img_s: float
+    segments: int
     largest: int
     messages: int
     decided_s: float
@@ -335,8 +336,8 @@ class RouterLoad:
 
     @property
     def micro_batches_s(self) -> float:
-        """Every image passes the router at least once."""
-        return self.rate_img_s / self.largest
+        """Every image passes the router before each of its segments, unless it follows a path."""
+        return self.rate_img_s * self.segments / self.largest
 
     @property
     def share(self) -> float:
@@ -355,7 +356,7 @@ def router_load_of(experiment: Experiment) -> RouterLoad | None:
     if (host := cluster.host) is not None:
         decided_s += _host_s(host.decision, largest)
         returned_s = _host_s(host.returned, largest) + (messages - 1) * _host_s(host.returned, 0)
-    return RouterLoad(rate_img_s, largest, messages, decided_s, returned_s)
+    return RouterLoad(rate_img_s, cluster.router.segments, largest, messages, decided_s, returned_s)
 
 
 def busy_router_of(experiment: Experiment) -> str | None:
@@ -367,11 +368,12 @@ def busy_router_of(experiment: Experiment) -> str | None:
     keeps = "can't keep up" if load.share >= 1 else "hardly keeps up"
     back = "1 message" if load.messages == 1 else f"at least {load.messages} messages"
     return (
-        f"{experiment.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s are at least "
-        f"{load.micro_batches_s:.4g} micro-batches/s, if all pass all segments at a server, and are as large as "
-        f"router.micro_batch_sizes allows ({load.largest} images); each takes {1e6 * load.decided_s:.4g} us to decide "
-        f"and send, and {1e6 * load.returned_s:.4g} us to take back (in {back}): {100 * load.share:.0f} % of its one "
-        "core, and more where micro-batches are smaller, or for routers that decide at each segment; lower "
+        f"{experiment.scenario.name}: the router's process {keeps}, if it decides at each segment: "
+        f"{load.rate_img_s:.4g} images/s in {load.segments} segments are {load.micro_batches_s:.4g} micro-batches/s, "
+        f"if all are as large as router.micro_batch_sizes allows ({load.largest} images); each takes "
+        f"{1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to take back "
+        f"(in {back}): {100 * load.share:.0f} % of its one core, and more where micro-batches are smaller; take a "
+        "router that names paths (compass, or rules with `paths: true`), lower "
         "the rate, or allow larger micro-batches (router.micro_batch_sizes, cluster.greedy.batch_limit)"
     )
 

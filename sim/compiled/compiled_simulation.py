@@ -134,6 +134,8 @@ class CompiledSimulation:
         place_number = self.cluster.router.place_of(head.segment, head.service_class)
         _require(self._masks[choice.server][place_number][width], f"the policy chose a masked width: {choice}")
         _require(self._pending.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
+        is_long = head.segment + len(choice.then) > self._program.segments
+        _require(not is_long, f"the path is too long: {choice}")
         then = [widths.index(width) for width in choice.then]
         for place, number in enumerate(then, start=place_number + 1):
             _require(self._masks[choice.server][place][number], f"the policy chose a masked width: {choice}")

@@ -248,8 +248,7 @@ def test_the_highest_burst_leaves_the_router_room(name: str, micro_batch: int, t
         )
         load = router_load_of(replace(experiment, cluster=limited))
         assert load is not None
-        at_each_segment = load.share * limited.router.segments
-        shares[micro_batch_size] = at_each_segment * peak_img_s / experiment.mean_rate_img_s
+        shares[micro_batch_size] = load.share * peak_img_s / experiment.mean_rate_img_s
     assert min(micro_batch_size for micro_batch_size, share in shares.items() if share <= ROOM) == micro_batch, shares
     assert micro_batch >= FEWEST
 

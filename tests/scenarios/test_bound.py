@@ -334,19 +334,22 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
 
 
 def test_router_load_at_a_rate_matches_hand_calculation() -> None:
-    """Micro-batches of 32: a policy of 1 ms, a decision, and two messages back, as batches hold 16."""
+    """Two segments in micro-batches of 32: a policy of 1 ms, a decision, and two messages back, as batches hold 16."""
     experiment = at_rate(made(toy("a", 1.0, router_host=HOST, handover=HANDOVER)), 100.0)
     load = router_load_of(experiment)
     assert load is not None
-    assert (load.largest, load.messages, load.micro_batches_s) == (32, 2, 100 / 32)
+    assert (load.largest, load.messages, load.micro_batches_s) == (32, 2, 2 * 100 / 32)
     assert load.decided_s == pytest.approx(0.001 + 2e-4 + 32 * 5e-5)
     assert load.returned_s == pytest.approx(2 * 3e-4 + 32 * 4e-5)
-    assert load.share == pytest.approx(3.125 * (2.8e-3 + 1.88e-3))
+    assert load.share == pytest.approx(6.25 * (2.8e-3 + 1.88e-3))
     full_img_s = 100 / load.share
     assert busy_router_of(at_rate(experiment, 0.89 * full_img_s)) is None
     assert "hardly keeps up" in (busy_router_of(at_rate(experiment, 0.91 * full_img_s)) or "")
-    told = busy_router_of(at_rate(experiment, 9600.0)) or ""
-    assert "fluid: the router's process can't keep up: 9600 images/s are at least 300 micro-batches/s" in told
+    told = busy_router_of(at_rate(experiment, 4800.0)) or ""
+    assert (
+        "fluid: the router's process can't keep up, if it decides at each segment: 4800 images/s in 2 segments are 300"
+        in told
+    )
     assert "(32 images); each takes 2800 us to decide and send, and 1880 us to take back (in at least 2 mes" in told
     assert "140 % of its one core" in told
     assert "router.micro_batch_sizes, cluster.greedy.batch_limit" in told
