@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from hw.transport.messages import FromWorker, Message, Ping, Pong, ToWorker
+from hw.transport.messages import FromWorker, Message, Ping, Pong, Returned, ToWorker
 from hw.transport.peers import Encrypted, Hello, Listener, OffsetEstimate, connected, fresh_certificate
 from hw.transport.shared_memory import Arena, steps_of
 from hw.transport.worker_port import (
@@ -35,7 +35,8 @@ from hw.transport.worker_port import (
     header,
     socket_pair,
 )
-from policies.vocabulary import TimerFired
+from policies.run_records import BatchTold
+from policies.vocabulary import NOTHING_RESIDENT, TimerFired
 
 Connection = socket.socket | Encrypted
 ARENA_BYTES = 1 << 21
@@ -415,3 +416,16 @@ def test_a_clock_that_jumps_is_believed_from_its_next_exchange_on(
         assert estimate.jumps == 1
     if estimate.jumps:
         assert abs(told.offset_ns - offset_ns) <= told.error_ns + 2
+
+
+def test_message_has_a_batch_of_its_own_only_if_its_requests_ended_with_it() -> None:
+    """Requests that leave their path when a later batch breaks come with other batches, or with none."""
+    first, second = (BatchTold(number, 1, number, 1.0, 0.0, (7, 8), (), 1, 1, 1, 0, 1, (0, 0)) for number in (1, 2))
+    for batches, segment, requests, own in (
+        ((first, second), 2, (7, 8), second),
+        ((first, second), 1, (7,), None),
+        ((first,), 1, (9,), None),
+        ((), 1, (7,), None),
+    ):
+        message = Returned(1, requests, segment, 1.0, (), batches, NOTHING_RESIDENT, 3)
+        assert message.own_batch is own
