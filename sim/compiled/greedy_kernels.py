@@ -216,7 +216,7 @@ def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance,
     record_batch(c, p, server, instance, now)
     instance.times.ended_ns = now
     passed = instance.count - poisoned
-    if not params_of(p, server).serves_as_instance:
+    if c.has_paths and not params_of(p, server).serves_as_instance:
         passed = _queue_for_paths(c, p, server, instance)
     if passed > 0:
         message = _returned(c, p, server, instance.head, passed, instance.key, instance.served_width, now)

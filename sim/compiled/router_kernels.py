@@ -366,6 +366,8 @@ def send_micro_batch(c: Cluster, p: Parameters, now: int) -> int:
     micro_batch.arrived_ns = 0
     micro_batch.moves, micro_batch.moving = 0, 0
     micro_batch.then = c.then
+    if c.then > 0:
+        c.has_paths = 1
     for step in range(c.then):
         ints(micro_batch)[p.path_at + step] = ints(c)[p.then_at + step]
     c.slot = NONE

@@ -80,9 +80,9 @@ class Cluster(Record):
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
     slot = fifo_head = fifo_tail = free_request = free_instance = free_micro_batch = free_message = NONE
     first_heard = last_heard = NONE
-    looked = freed = then = batch_queue = is_alone = in_batch_queue = candidates = removals = removals_seen = server = (
-        width
-    ) = micro_batch_size = INT
+    looked = freed = then = has_paths = batch_queue = is_alone = in_batch_queue = candidates = removals = (
+        removals_seen
+    ) = server = width = micro_batch_size = INT
     fifo_length = completed = failed = in_flight = INT
     own_limit_ns = NONE
     goals_at = goals = goal = INT
