@@ -60,7 +60,7 @@ class RouterContext:
 
 @dataclass(frozen=True, slots=True)
 class PathRule:
-    """The paths of a rule that knows the widths of all segments: they end where a server can hold no width.
+    """The paths of a rule that knows the widths of all segments: they end before a segment that a server can't hold.
 
     Attributes:
         held: (servers, places, widths) the widths of the same model that a server can hold, and that are in its working

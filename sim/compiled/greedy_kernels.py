@@ -233,7 +233,7 @@ def _queue_for_paths(c: Cluster, p: Parameters, server: Server, instance: Instan
     """Queue requests of a batch for the next segment of their paths (`GreedyScheduler._goes_on`); returns the number of
     the others."""
     slot, segment = instance.head, segment_of(p, instance.key)
-    count, last = 0, NONE
+    first, last, count = NONE, NONE, 0
     while slot != NONE:
         request = request_at(c, p, slot)
         following = request.next
@@ -245,14 +245,10 @@ def _queue_for_paths(c: Cluster, p: Parameters, server: Server, instance: Instan
                 note_batch(p, request, segment, instance.times)
             enqueue(c, p, server, key, slot)
         else:
-            request.next = NONE
-            if last == NONE:
-                instance.head = slot
-            else:
-                request_at(c, p, last).next = slot
-            last = slot
+            first, last = _append(c, p, first, last, slot), slot
             count += 1
         slot = following
+    instance.head = first
     return count
 
 
@@ -275,48 +271,40 @@ def _set_poisoned_aside(c: Cluster, p: Parameters, instance: Instance) -> int:
     last_well, last_ill = NONE, NONE
     instance.head, instance.failed = NONE, NONE
     while slot != NONE:
-        request = request_at(c, p, slot)
-        following = request.next
-        request.next = NONE
-        if poison[request.id]:
-            if last_ill == NONE:
-                instance.failed = slot
-            else:
-                request_at(c, p, last_ill).next = slot
-            last_ill = slot
+        following = request_at(c, p, slot).next
+        if poison[request_at(c, p, slot).id]:
+            instance.failed, last_ill = _append(c, p, instance.failed, last_ill, slot), slot
             count += 1
         else:
-            if last_well == NONE:
-                instance.head = slot
-            else:
-                request_at(c, p, last_well).next = slot
-            last_well = slot
+            instance.head, last_well = _append(c, p, instance.head, last_well, slot), slot
         slot = following
     return count
 
 
 @kernel
+def _append(c: Cluster, p: Parameters, first: int, last: int, slot: int) -> int:
+    """Append a request to a list; returns the list's first one."""
+    request_at(c, p, slot).next = NONE
+    if first == NONE:
+        return slot
+    request_at(c, p, last).next = slot
+    return first
+
+
+@kernel
 def _reject(c: Cluster, p: Parameters, server: Server, slot: int, count: int, key: int, reason: int, now: int) -> None:
     """Reject requests of a key; those on a path are returned after its last segment (`GreedyScheduler._reject`)."""
-    first_on, last_on, first, last = NONE, NONE, NONE, NONE
-    on_path, segment = 0, segment_of(p, key)
+    first, last = NONE, NONE
+    first_on, last_on, on_path = NONE, NONE, 0
+    segment = segment_of(p, key)
     while slot != NONE:
         request = request_at(c, p, slot)
         following = request.next
-        request.next = NONE
         if segment_of(p, micro_batch_at(c, p, request.micro_batch).key) < segment:
-            if last_on == NONE:
-                first_on = slot
-            else:
-                request_at(c, p, last_on).next = slot
-            last_on = slot
+            first_on, last_on = _append(c, p, first_on, last_on, slot), slot
             on_path += 1
         else:
-            if last == NONE:
-                first = slot
-            else:
-                request_at(c, p, last).next = slot
-            last = slot
+            first, last = _append(c, p, first, last, slot), slot
         slot = following
     if on_path > 0:
         previous = key % (p.widths + 1)

@@ -57,7 +57,7 @@ WRONG: dict[str, tuple[dict[str, Any] | Callable[[Any], Any], str]] = {
     "no schema": (lambda table: table.replace_schema_metadata({}), "schema: None; expected 'slimsched.jobtrace/1'"),
     "a later schema": (
         lambda table: table.replace_schema_metadata({b"slimsched": b'{"schema": "x/2"}'}), "schema: 'x/2'; expected"),
-    "a schema that is no JSON": (lambda table: table.replace_schema_metadata({b"slimsched": b"{"}), "schema: None"),
+    "a schema that is not JSON": (lambda table: table.replace_schema_metadata({b"slimsched": b"{"}), "schema: None"),
     "no such column": (lambda table: table.drop_columns(["vc"]), "vc: no such column"),
     "another order": (lambda table: table.select([*list(COLUMNS)[::-1]]), "columns in the order nodes"),
     "int64": (lambda table: table.set_column(3, "gpus", pyarrow.array([1, 2, 4])), "gpus: holds int64, not int32"),

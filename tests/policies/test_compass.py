@@ -1,4 +1,4 @@
-"""What Compass heeds: the price of device time, where a path ends first, and batching delays in its own units."""
+"""What Compass takes into account: the price of device time, the end of a path, and batching delays in units."""
 
 from __future__ import annotations
 

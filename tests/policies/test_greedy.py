@@ -192,7 +192,7 @@ def test_micro_batch_with_a_path_returns_after_the_last_segment_of_it() -> None:
 
 
 def test_request_that_fails_on_its_path_is_returned_after_the_segment_before() -> None:
-    """It has passed that one, so this is no rejection; the router sends it again, and only then it is rejected."""
+    """It has passed that one, so it is not rejected yet: the router sends it again, and only then it is."""
     core = scheduler()
     loaded(core, 0, 1, 0.5)
     loaded(core, 0, 2, 1.0)
@@ -208,7 +208,7 @@ def test_request_that_fails_on_its_path_is_returned_after_the_segment_before() -
 
 @pytest.mark.parametrize("changes", [{"served_width": "instance"}, {"vram_cap_bytes": 160 * MB}])
 def test_path_ends_where_the_server_cannot_follow_it(changes: dict[str, Any]) -> None:
-    """Where batches run at an instance's width, other widths may follow; and a server may not hold a segment."""
+    """If batches run at an instance's width, other widths may follow; and a server may not hold a segment."""
     sizes = {(s, w): (100 if s == 1 else 200) * MB for s in (1, 2) for w in W}
     core = scheduler(**{"instance_bytes": sizes, **changes})
     loaded(core, 0, 1, 0.5)
