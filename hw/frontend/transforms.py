@@ -79,8 +79,9 @@ class Transforms:
             raise RequestError("full: too many images are to be decoded or transformed", 429)
         self._held_bytes += len(body)
         try:
-            process = await self._idle.get()
-            reply = await asyncio.shield(asyncio.ensure_future(self._exchange(process, body)))
+            exchange = asyncio.ensure_future(self._exchange(await self._idle.get(), body))
+            exchange.add_done_callback(_retrieve)
+            reply = await asyncio.shield(exchange)
         finally:
             self._held_bytes -= len(body)
         return reply.tensors
@@ -94,6 +95,12 @@ class Transforms:
             return await asyncio.to_thread(_ask, process, body, STEP_S) if body else Reply()
         finally:
             self._idle.put_nowait(process)
+
+
+def _retrieve(exchange: asyncio.Future[Reply]) -> None:
+    """Keep asyncio from logging the exception of a step whose request was cancelled."""
+    if not exchange.cancelled():
+        exchange.exception()
 
 
 def tried(served: Served) -> Served:

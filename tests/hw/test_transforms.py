@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 import struct
 import zlib
@@ -241,6 +242,23 @@ def test_a_request_that_hangs_is_ended_and_holds_up_no_other(obeying: Served) ->
         return found
 
     assert run(obeying, told) == "took more than 5 s"
+
+
+def test_a_step_that_fails_after_its_client_left_logs_nothing(obeying: Served) -> None:
+    logged: list[dict[str, Any]] = []
+
+    async def leave(transforms: Transforms) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        await transforms.starting
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(transforms.before(ask("hang")), 0.1)
+        transforms.close()
+        while transforms._idle.qsize() < PROCESSES:
+            await asyncio.sleep(0.01)
+
+    run(obeying, leave)
+    gc.collect()
+    assert logged == []
 
 
 def test_a_client_that_leaves_gets_nobody_elses_answer(obeying: Served) -> None:
