@@ -1,7 +1,6 @@
 """Compass: one policy for any cluster, with numbers that do not depend on a cluster's size or speed.
 
-Times are in units: the time of a full-width batch of `UNIT_BATCH` through all segments on the mean server. Each
-decision answers two questions.
+Each decision answers two questions.
 
 *Which width tuple?* The one that is worth its device time at the present price: accuracy per device time. The price's
 logarithm is `level`, and rises with the load. The micro-batch runs at that tuple's width.
@@ -9,7 +8,9 @@ logarithm is `level`, and rises with the load. The micro-batch runs at that tupl
 *Which server?* That with the least expected time until the micro-batch has passed all its segments there (a path):
 outstanding work, transfer and its batches.
 
-New images wait automatically at the first segment for larger batches (`policies.router_queue`).
+New images wait at the first segment for larger batches (`policies.router_queue`): for about twice the
+number that arrives for each server while it serves one image, with few servers for fewer, as these arrive more slowly.
+So none waits where servers keep up with single images.
 """
 
 from __future__ import annotations
@@ -45,11 +46,9 @@ from policies.rules.rule_params import POINT, From0, Reals, RuleSpec, Space, hol
 from policies.rules.rule_parts import ControlSpec
 from policies.vocabulary import BatchingDelayRule, Choice, ClusterView, WorkKey
 
-UNIT_BATCH: Final = 8
 FEW: Final = 8.0  # requests: from here on the load enters by its logarithm
+MORE_SERVERS: Final = 2  # with few servers a batch takes long to fill, compared with its pass
 MAX_LOG_PRICE: Final = 20.0  # in both directions
-# a unit over the host's time for a decision: above it a batching delay for the host lasts longer
-UNITS_OF_HOST: Final = 9.4
 
 
 class Numbers(StrictModel):
@@ -58,19 +57,13 @@ class Numbers(StrictModel):
     Attributes:
         level: the logarithm of the price of an empty cluster.
         rise: what it has more for each e-fold of 1 + (requests per server) / `FEW`.
-        batching_delay_arrivals: new images wait for the number that arrives in this many units for each micro-batch
-            that a server may have, so that devices have large batches;
-        batching_delay_host: or, if that is more, for the number that arrives in this multiple of the time in which the
-            router's host decides about an image that is alone in its micro-batch: at 1 the host would be just busy.
-        batching_delay_units: if a unit is more than `UNITS_OF_HOST` times what the host takes, that grows by the rest
-            to this power.
+        batching_delay_arrivals: new images wait for the number that arrives, for each server and `MORE_SERVERS` others,
+            in this many times what an image takes alone at full width.
     """
 
     level: float = -5.7
     rise: From0 = 2.2
     batching_delay_arrivals: From0 = 2.0
-    batching_delay_host: From0 = 1.7
-    batching_delay_units: From0 = 0.35
 
     @classmethod
     def of_vector(cls, values: Reals) -> Numbers:
@@ -86,9 +79,7 @@ class Numbers(StrictModel):
         return np.array([getattr(self, name) for name in type(self).model_fields])
 
 
-SPREAD: Final = Numbers(  # how far a search looks
-    level=0.4, rise=0.4, batching_delay_arrivals=0.6, batching_delay_host=0.3, batching_delay_units=0.1
-).to_vector()
+SPREAD: Final = Numbers(level=0.4, rise=0.4, batching_delay_arrivals=0.6).to_vector()  # how far a search looks
 
 
 # ------------------------------------------------------------------------------------- what both engines compute
@@ -207,7 +198,7 @@ class CompassRule(RuleSpec):
         batching_delay = (
             self.batching_delay.rule()
             if self.batching_delay is not None
-            else batching_delay_of(router.weights, context, unit_of(context))
+            else batching_delay_of(router.weights, context)
         )
         return holding(router, batching_delay, context)
 
@@ -251,23 +242,17 @@ def priced_rungs(context: RouterContext, source: str, key: str, widths: Sequence
     )
 
 
-def unit_of(context: RouterContext) -> float:
-    """Return the nanoseconds of a full-width batch's whole way, on the mean server; the mean of several models."""
+def mean_path_ns(context: RouterContext, images: int) -> float:
+    """Return what a full-width micro-batch's path takes on the mean server; the mean of several models."""
     servers, models = range(context.config.servers), context.config.model_widths
     keys = [key for widths in models for key in path(full_widths(context.config, widths))]
-    whole_ns = sum(batch_ns(context.costs, server, key, UNIT_BATCH) for server in servers for key in keys)
-    return whole_ns / (len(servers) * len(models))
+    total_ns = sum(batch_ns(context.costs, server, key, images) for server in servers for key in keys)
+    return total_ns / (len(servers) * len(models))
 
 
-def batching_delay_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> BatchingDelayRule:
+def batching_delay_of(numbers: Numbers, context: RouterContext) -> BatchingDelayRule:
     """Return the rule by which new images wait, no longer than the core allows."""
     config = context.config
-    later, host_ns = [0] * (config.segments - 1), context.micro_batch_ns  # it decides once about an image
-    micro_batch_ns = unit_ns / config.servers / config.outstanding_micro_batches
-    arrivals_ns = numbers.batching_delay_arrivals * micro_batch_ns
-    if host_ns:
-        longer = max(1.0, unit_ns / (UNITS_OF_HOST * host_ns)) ** numbers.batching_delay_units
-        arrivals_ns = max(arrivals_ns, numbers.batching_delay_host * host_ns * longer)
-    return BatchingDelayRule(
-        (1,) * config.segments, (config.max_batching_delay_ns, *later), (round(arrivals_ns), *later)
-    )
+    arrivals_ns = round(numbers.batching_delay_arrivals * mean_path_ns(context, 1) / (config.servers + MORE_SERVERS))
+    later = [0] * (config.segments - 1)
+    return BatchingDelayRule((1,) * config.segments, (config.max_batching_delay_ns, *later), (arrivals_ns, *later))

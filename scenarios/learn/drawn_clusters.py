@@ -24,7 +24,7 @@ from kit.errors import InputError
 from kit.random_streams import derived_seed, stream
 from kit.strict import Plain, StrictModel
 from policies.interfaces import AccuracyPrior
-from policies.rules.compass import SPREAD, CompassRule, Numbers, unit_of
+from policies.rules.compass import SPREAD, CompassRule, Numbers, mean_path_ns
 from policies.rules.rule_context import middle_widths, path_ns
 from policies.rules.rule_params import POINT, Reals
 from policies.vocabulary import NS_PER_S
@@ -43,7 +43,7 @@ SCHEMA: Final = "slimsched.clusters/1"
 WARMUP: Final = 0.1  # of a run: what arrives then is not scored
 MIN_RUN_S: Final = 1.0
 MIN_BURST: Final = 1.1
-PART: Final = 8  # images of a micro-batch by which it is judged how many decisions the router's host can make
+PART: Final = 8  # images of a micro-batch by which batching delays and the router's host are judged
 
 
 def _ascending(span: tuple[float, float]) -> tuple[float, float]:
@@ -74,7 +74,9 @@ class Clusters(StrictModel):
         description="lists of links: a cluster's servers draw from one list"
     )
     host: Span = Field((0.1, 3.5), description="factor on the profiles' cost of decisions on the router's host")
-    batching_delay: Span = Field((0.3, 2.2), description="`router.max_batching_delay_s`, in units of Compass")
+    batching_delay: Span = Field(
+        (0.3, 2.2), description="`router.max_batching_delay_s`, in paths of a full-width batch of 8"
+    )
     outstanding_micro_batches: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
         (2, 4), description="`router.outstanding_micro_batches`"
     )
@@ -152,8 +154,8 @@ def drawn_experiment(spec: Clusters, name: str) -> Experiment:
             return build_experiment(strict.validate(Scenario, document, f"{spec.name}:{name}"), profiles, accuracy)
 
     experiment = built()
-    unit_s = unit_of(experiment.context) / NS_PER_S
-    document["router"]["max_batching_delay_s"] = min(1.0, _even(spec.batching_delay, rng) * unit_s)
+    batch_s = mean_path_ns(experiment.context, PART) / NS_PER_S
+    document["router"]["max_batching_delay_s"] = min(1.0, _even(spec.batching_delay, rng) * batch_s)
     duration_s, document["workload"] = _workload(spec, _sustained_img_s(experiment), rng)
     document |= {"duration_s": duration_s, "warmup_s": WARMUP * duration_s}
     if rng.random() < spec.short_of_memory:
@@ -282,11 +284,12 @@ def slope_of(pair: Pair) -> float:
     return float(np.clip((cost_of(pair[0]) - cost_of(pair[1])) / points, *SLOPES)) if points > 0 else SLOPES[1]
 
 
-def cost_at(pair: Pair, accuracy: float) -> float:
-    """Return what a router costs at an accuracy, between its two runs or beyond them."""
+def cost_at(pair: Pair, accuracy: float, slope: float) -> float:
+    """Return what a router costs at an accuracy: between its two runs, or beyond them at this slope."""
     accurate, fast = pair
     above, below = (accuracy - accurate.accuracy) / POINT, (fast.accuracy - accuracy) / POINT
-    slope = slope_of(pair)
+    if max(above, below) <= 0.0:
+        slope = slope_of(pair)
     if above > below:
         return cost_of(accurate) + slope * above + BEYOND * max(0.0, above - NEAR)
     return cost_of(fast) - slope * below + BEYOND * max(0.0, below - NEAR)
@@ -309,8 +312,8 @@ class Case:
     def cost(self, pair: Pair, run: int) -> float:
         """Return a candidate's cost on one run, at the accuracy of the reference: below 0 if it does better."""
         reference = self.references[run]
-        accuracy = (reference[0].accuracy + reference[1].accuracy) / 2
-        return float(np.clip(cost_at(pair, accuracy) - cost_at(reference, accuracy), -MOST, MOST))
+        accuracy, slope = (reference[0].accuracy + reference[1].accuracy) / 2, slope_of(reference)
+        return float(np.clip(cost_at(pair, accuracy, slope) - cost_at(reference, accuracy, slope), -MOST, MOST))
 
     def tries(self, numbers: Reals, run: int) -> list[Try]:
         """Return a candidate's two tries."""

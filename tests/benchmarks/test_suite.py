@@ -32,7 +32,7 @@ def test_each_number_but_the_dial_is_set_to_nothing(tmp_path: Path, monkeypatch:
             assert isinstance(rule, CompassRule)
             played[display_name(router)] = rule.numbers.model_dump()
         ratios = {COMPASS: 1.0, **dict.fromkeys(played, 1.0), "no-rise": 1.5}
-        lost = {COMPASS: 0.0, **dict.fromkeys(played, 0.0), "no-batching_delay_host": 0.5}
+        lost = {COMPASS: 0.0, **dict.fromkeys(played, 0.0), "no-batching_delay_arrivals": 0.5}
         cases = [
             Case(name, 0.75, 0.001, {ratio: equal(0.01 * ratios[ratio], lost[ratio]) for ratio in ratios})
             for name in ("one", "drawn-2")
@@ -45,8 +45,4 @@ def test_each_number_but_the_dial_is_set_to_nothing(tmp_path: Path, monkeypatch:
     of = {row.split()[0]: row for row in rows[1:]}
     assert [*of] == [name for name in defaults if name != "level"]
     assert of["rise"].count("behind for certain in 1 of 1 cases, ahead in 0; median +50.0 % (+50 to +50)") == 4
-    assert (
-        of["batching_delay_units"].count("behind for certain in 0 of 1 cases, ahead in 0; median +0.0 % (+0 to +0)")
-        == 4
-    )
-    assert of["batching_delay_host"].count("1 not compared: floor missed, or images unserved") == 4
+    assert of["batching_delay_arrivals"].count("1 not compared: floor missed, or images unserved") == 4

@@ -1,4 +1,4 @@
-"""What Compass takes into account: the price of device time, the end of a path, and batching delays in units."""
+"""What Compass takes into account: the price of device time, the end of a path, and batching delays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from policies.interfaces import AccuracyPrior, RouterConfig
 from policies.router_plans import plan_of
-from policies.rules.compass import CompassRule, Numbers, batching_delay_of, priced_rungs, unit_of
+from policies.rules.compass import CompassRule, Numbers, batching_delay_of, priced_rungs
 from policies.rules.rule_context import RouterContext, full_widths, path, path_energy_j, tuple_costs_s
 from policies.rules.rule_params import POINT, BatchingDelaySpec, DelayingRouter
 from policies.vocabulary import Choice
@@ -69,22 +69,16 @@ def test_a_dial_is_the_logarithm_of_the_price() -> None:
     assert dialled == CompassRule(numbers=Numbers(level=-3.5), control=None)
 
 
-def test_images_wait_for_the_host_or_until_devices_have_large_batches() -> None:
-    numbers, unit_ns = Numbers(batching_delay_arrivals=2.0, batching_delay_host=1.5, batching_delay_units=0.5), 9.4e8
-    for servers in (3, 6, 4000):
-        its = replace(context(servers=servers), micro_batch_ns=1_000_000)
-        batches_ns = 2.0 * unit_ns / servers / its.config.outstanding_micro_batches
-        host_ns = 1.5 * 1e6 * 100**0.5  # a unit is a hundred times as long as where it begins to count
-        assert batching_delay_of(numbers, its, unit_ns).arrivals_ns == (round(max(host_ns, batches_ns)), 0, 0, 0)
-    free = batching_delay_of(numbers, replace(its, micro_batch_ns=0), unit_ns)
-    assert free.arrivals_ns[0] == pytest.approx(batches_ns, abs=1)
-    short = batching_delay_of(numbers, its, 1e6)
-    assert short.arrivals_ns[0] == 1_500_000, "a host that is slow beside the devices counts as it is"
+@pytest.mark.parametrize("servers", [1, 3, 4000])
+def test_images_wait_for_the_arrivals_in_an_images_time_on_each_server(servers: int) -> None:
+    """Which is 8 ms on one half of the servers, and 16 ms on the other; two more servers are counted."""
+    its = context(LinearCosts(speeds=(1.0, 0.5) * servers), servers=2 * servers)
+    found = batching_delay_of(Numbers(batching_delay_arrivals=2.5), its)
+    assert found.arrivals_ns == (round(2.5 * 12e6 / (2 * servers + 2)), 0, 0, 0)
 
 
 def test_holds_are_as_long_as_the_core_allows_and_a_files_own_goes_before() -> None:
     where = context(LinearCosts(speeds=(0.5,) * 6))
-    assert unit_of(where) == pytest.approx(2 * unit_of(context()))
     where = replace(where, config=replace(where.config, max_batching_delay_ns=10**9))
     made = CompassRule().make(where)
     assert isinstance(made, DelayingRouter)
@@ -115,7 +109,7 @@ def test_compass_takes_the_server_at_which_the_whole_path_ends_first() -> None:
 
 
 def test_compass_numbers_are_searched_within_their_bounds() -> None:
-    numbers = Numbers(level=-3.0, batching_delay_host=0.7)
+    numbers = Numbers(level=-3.0, batching_delay_arrivals=0.7)
     assert Numbers.of_vector(numbers.to_vector()) == numbers
     low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))
     assert (low.level, low.rise, low.batching_delay_arrivals) == (-5.0, 0.0, 0.0)

@@ -59,6 +59,8 @@ def test_candidates_are_compared_at_equal_accuracy() -> None:
         (scored(0.020 / ratio, 0.7512), scored(0.018 / ratio, 0.7472)),
     ):
         assert case.cost(slid, 0) == pytest.approx(0.0, abs=1e-9)
+    flat = scored(0.020 * ratio, 0.7528)  # whatever the dial: 0.28 points off, of which 0.18 are too far
+    assert case.cost((flat, flat), 0) == pytest.approx(0.4 * 0.18)
     assert case.cost((scored(0.017, 0.740), scored(0.0169, 0.739)), 0) > 0  # too far off to be believed
     assert case.cost((scored(0.9 * 0.020, 0.752, 100), scored(0.9 * 0.018, 0.748, 100)), 0) > 0
 
