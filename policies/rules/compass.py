@@ -8,9 +8,9 @@ logarithm is `level`, and rises with the load. The micro-batch runs at that tupl
 *Which server?* That with the least expected time until the micro-batch has passed all its segments there (a path):
 outstanding work, transfer and its batches.
 
-New images wait at the first segment for larger batches (`policies.router_queue`): for about twice the
-number that arrives for each server while it serves one image, with few servers for fewer, as these arrive more slowly.
-So none waits where servers keep up with single images.
+New images wait at the first segment for larger batches (`policies.router_queue`): for about twice the number that
+arrives for each server while it serves one image, with few servers for fewer, as these arrive more slowly. So none
+waits if servers keep up with single images.
 """
 
 from __future__ import annotations
