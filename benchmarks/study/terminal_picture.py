@@ -1,4 +1,4 @@
-"""README's image of a terminal: the first micro-batch of `docs/quickstart.md` as an SVG file that plays once.
+"""README's image of a terminal: the first code block of `docs/quickstart.md` as an SVG file that plays once.
 
     COLUMNS=100 slimsched run paper-live-quick           # in a terminal; its output goes into docs/quickstart.md
     python -m benchmarks.study.terminal_picture           # docs/images/quickstart.svg is made from that page
@@ -47,7 +47,7 @@ _STYLE: Final = """
 
 
 def first_block(page: str) -> list[str]:
-    """Return the lines of a page's first micro-batch of code, without its indentation."""
+    """Return the lines of a page's first code block, without its indentation."""
     lines: list[str] = []
     for line in page.splitlines():
         if line.startswith(_INDENT):
