@@ -48,14 +48,13 @@ def folder_of(module: str) -> Path | None:
 def is_kept(module: str, function: str) -> bool:
     """Return whether the compiled code of a module's function is cached for the present sources and this machine.
 
-    Numba decides last: it compiles code again whose source was rewritten with another date.
+    Dates do not count: recent versions of Numba compare the sources, too.
     """
     base, source = cache_folder(), _file_of(module)
     if not IS_ON or base is None or source is None:
         return False
     child = f"{source.parent.name}_{sha1(str(source.parent).encode(), usedforsecurity=False).hexdigest()}"  # Numba's
-    index = (base / sources_hash(module) / child).glob(f"{source.stem}.{function}-*.nbi")
-    return any(file.stat().st_mtime >= source.stat().st_mtime for file in index)
+    return any((base / sources_hash(module) / child).glob(f"{source.stem}.{function}-*.nbi"))
 
 
 @lru_cache
