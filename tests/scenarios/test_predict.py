@@ -1,13 +1,15 @@
-"""Predictions: replicas differ by what profiles draw alone, ranges are reproducible, and none is simulated twice."""
+"""Predictions: replicas differ by what executors do not repeat, ranges are reproducible, and none is simulated twice."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kit.documents import Memo
+from policies.run_records import RunRecord
 from scenarios.executors.validation_plan import ValidationPlan
 from scenarios.experiment.resolved_scenario import Experiment
 from scenarios.experiment.scenario_building import load_experiment
@@ -16,7 +18,14 @@ from scenarios.job import validation_stage
 from scenarios.job.validation_stage import length_advice, predictions_of
 from scenarios.metrics.statistics import Range
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.simulated_runs import PredictedRun, RunOptions, predict, run_simulation, simulate_metrics
+from scenarios.runs.simulated_runs import (
+    ARRIVAL_LAG_NS,
+    PredictedRun,
+    RunOptions,
+    predict,
+    run_simulation,
+    simulate_metrics,
+)
 from tests.scenarios.folders import run_of
 
 SCENARIO = Path(__file__).resolve().parents[2] / "scenarios" / "paper-live-quick.yaml"
@@ -29,13 +38,32 @@ def experiment() -> Experiment:
     return load_experiment(SCENARIO)
 
 
-def test_replicas_have_the_same_arrivals_and_other_latencies(experiment: Experiment) -> None:
-    replicas: list[RunOptions] = [OPTIONS, {**OPTIONS, "replica": 0}, {**OPTIONS, "replica": 1}]
-    runs = [run_simulation(experiment, experiment.router("jsq"), "jsq", 0, **of)[1].requests for of in replicas]
-    arrivals = [sorted(request.arrived_ns for request in requests) for requests in runs]
-    assert arrivals[0] == arrivals[1] == arrivals[2]
-    ends = [tuple(sorted(request.finished_ns for request in requests)) for requests in runs]
-    assert len({*ends}) == 3
+def _replicas(experiment: Experiment, router: str) -> list[RunRecord]:
+    return [
+        run_simulation(experiment, experiment.router(router), router, 0, **OPTIONS, replica=number)[1]
+        for number in range(3)
+    ]
+
+
+def test_images_of_a_replica_are_late_and_in_order(experiment: Experiment) -> None:
+    due_ns = experiment.run_spec(0, duration_s=1.0).arrivals_ns
+    for record in _replicas(experiment, "jsq"):
+        arrived_ns = np.array([request.arrived_ns for request in sorted(record.requests, key=lambda of: of.request)])
+        assert (np.diff(arrived_ns) >= 0).all()
+        assert (arrived_ns >= due_ns).all()
+        assert (arrived_ns - due_ns).mean() == pytest.approx(ARRIVAL_LAG_NS, rel=0.25)
+
+
+def test_replicas_part_while_the_load_is_calm(experiment: Experiment) -> None:
+    options: list[RunOptions] = [{**OPTIONS, "replica": number} for number in range(6)]
+    runs = [simulate_metrics(experiment, experiment.router("compass"), "compass", 0, **of) for of in options]
+    means_s = [run["latency_s"]["mean"] or 0.0 for run in runs]
+    assert max(means_s) > 1.01 * min(means_s)  # 1.001 without lags
+
+
+def test_a_replica_draws_other_numbers_for_its_router(experiment: Experiment) -> None:
+    firsts = {record.micro_batches[0].server for record in _replicas(experiment, "random")}
+    assert len(firsts) > 1
 
 
 @pytest.mark.parametrize("router", ROUTERS)
