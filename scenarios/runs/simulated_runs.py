@@ -280,7 +280,7 @@ ARRIVAL_LAG_NS: Final = 100_000
 def _replica(run: RunSpec, seed: int) -> RunSpec:
     """Return the run with other chances, its images a little late.
 
-    Without the lags replicas of a calm run stay equal for seconds, while executors differ from them after six decisions.
+    Without the lags replicas of a calm run stay equal for seconds; executors differ from them after six decisions.
     """
     lags_ns = stream(seed, "arrival lags").exponential(ARRIVAL_LAG_NS, len(run.arrivals_ns)).astype(np.int64)
     arrivals_ns = np.maximum.accumulate(run.arrivals_ns + lags_ns)

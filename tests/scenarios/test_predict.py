@@ -1,4 +1,4 @@
-"""Predictions: replicas differ by what executors do not repeat, ranges are reproducible, and none is simulated twice."""
+"""Predictions: replicas differ by what executors do not repeat, and ranges are reproducible and simulated once."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ def experiment() -> Experiment:
 
 
 def _replicas(experiment: Experiment, router: str) -> list[RunRecord]:
-    return [
-        run_simulation(experiment, experiment.router(router), router, 0, **OPTIONS, replica=number)[1]
-        for number in range(3)
-    ]
+    options: list[RunOptions] = [{**OPTIONS, "replica": number} for number in range(3)]
+    return [run_simulation(experiment, experiment.router(router), router, 0, **of)[1] for of in options]
 
 
 def test_images_of_a_replica_are_late_and_in_order(experiment: Experiment) -> None:
