@@ -101,6 +101,7 @@ def _simulate(
         keep_log=options.get("keep_log", False),
         slowdowns=options.get("slowdowns"),
     )
+    due_ns = run.arrivals_ns
     if "replica" in options:
         run = _replica(run, derived_seed(seed, f"replica {options['replica']}"))
     if engine == "compiled":
@@ -109,6 +110,9 @@ def _simulate(
     simulation = experiment.simulation(run, engine)
     simulation.finish(policy, stream(run.seed, f"router:{router}"))
     columns = simulation.columns()
+    if "replica" in options:
+        requests = columns.requests
+        columns = replace(columns, requests=replace(requests, arrived_ns=due_ns[requests.request]))
     wall_s = (time.monotonic_ns() - began_ns) / 1e9
     label = RunLabel(
         scenario=scenario.name,
@@ -278,7 +282,7 @@ ARRIVAL_LAG_NS: Final = 100_000
 
 
 def _replica(run: RunSpec, seed: int) -> RunSpec:
-    """Return the run with other chances, its images a little late.
+    """Return the run with other chances, its images a little late; latencies count from when they were due.
 
     Without the lags replicas of a calm run stay equal for seconds; executors differ from them after six decisions.
     """

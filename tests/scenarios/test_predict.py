@@ -52,6 +52,14 @@ def test_images_of_a_replica_are_late_and_in_order(experiment: Experiment) -> No
         assert (arrived_ns - due_ns).mean() == pytest.approx(ARRIVAL_LAG_NS, rel=0.25)
 
 
+def test_latencies_of_a_replica_count_from_when_an_image_was_due(experiment: Experiment) -> None:
+    options: RunOptions = {**OPTIONS, "replica": 0}
+    result, record = run_simulation(experiment, experiment.router("jsq"), "jsq", 0, **options)
+    due_ns = experiment.run_spec(0, duration_s=1.0).arrivals_ns
+    latencies_ns = [request.finished_ns - due_ns[request.request] for request in record.requests]
+    assert result["latency_s"]["mean"] == pytest.approx(np.mean(latencies_ns) / 1e9)
+
+
 def test_replicas_part_while_the_load_is_calm(experiment: Experiment) -> None:
     options: list[RunOptions] = [{**OPTIONS, "replica": number} for number in range(6)]
     runs = [simulate_metrics(experiment, experiment.router("compass"), "compass", 0, **of) for of in options]
