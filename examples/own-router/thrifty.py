@@ -1,4 +1,4 @@
-"""A router of one's own: joules first, as long as nobody waits for it.
+"""A custom router: it saves joules as long as no image waits for it.
 
 What a router may see is `policies.vocabulary.ClusterView`, what it is made of
 `policies.rules.rule_context.RouterContext`.

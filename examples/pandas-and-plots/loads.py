@@ -22,7 +22,7 @@ also compiles the engine, 10 to 20 s. It prints:
                                    1.1          0.1148             0.7295              0.0885
 
 The ladder gives up accuracy as load grows, and so its p99 stays below 75 ms. The fixed tuple is faster and cheaper at
-light load, and can't keep up beyond 7,500 images/s: there its p99 only tells how long the run was. No rule here is
+light load, and can't keep up beyond 7,500 images/s: there its p99 only shows how long the run was. No rule here is
 tuned; slackfit as it ships is slower and less accurate than the ladder from a load of 0.5 on. Runs of 4 s are short: a
 study needs longer ones.
 """

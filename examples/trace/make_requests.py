@@ -1,6 +1,6 @@
 """Makes `requests.csv` up, as a log may look: sixteen seconds of 20 requests/s, and 100 more a second in four of them.
 
-Nobody sent these requests; a log of your own takes the file's place. In this folder: `python make_requests.py`.
+No client sent these requests; your own log takes the file's place. In this folder: `python make_requests.py`.
 """
 
 from __future__ import annotations
