@@ -1,7 +1,7 @@
 """The live scenarios on executors: which router wins, whether simulation predicted it, and by how much.
 
     slimsched run scenarios/live/bursts.yaml        # one after the other, in any order, in any number of sessions
-    python -m benchmarks live                       # after each: docs/data/live.json, its CSV files, and docs/live.md
+    python -m benchmarks live                       # after each: docs/data/live.json, its CSV files, page and chart
 
 The JSON file stores the runs' figures, so that the page can be regenerated without them. A scenario without a finished
 run here keeps its earlier measurement; one that was never measured is listed as missing.
@@ -10,10 +10,12 @@ run here keeps its earlier measurement; one that was never measured is listed as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from benchmarks.grid import ROOT, Row
 from benchmarks.study.pages import columns, render, rows_of, write_frames
@@ -33,6 +35,7 @@ from scenarios.metrics.run_result import cpu_share
 from scenarios.metrics.slo import ABOUT, ROUNDING
 from scenarios.metrics.statistics import MeanInterval, estimate, least_inside, paired_difference, paired_ratio
 from scenarios.runs.folder import RunFolder
+from scenarios.show.charts import GREY, WIDTH, canvas, joint_legend, plain_log_ticks, router_colors, save
 from scenarios.show.validation_table import disturbance_warnings, emulated_devices
 
 SCHEMA: Final = "slimsched.live/1"
@@ -77,6 +80,7 @@ def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
     outcomes = {name: _outcomes(each) for name, each in measured.items()}
     text = render("live.md.j2", **facts, outcomes=outcomes, focal=FOCAL, shipped=COMPASS)
     write_text(docs / "live.md", text)
+    save(p99_chart(measured), docs / "images" / "live.svg")
     lines = [f"{r['scenario']}: {r['wins_on_executors']} (said so: {r['said_so']})" for r in rows_of(summary)]
     return "\n".join([*lines, *missing])
 
@@ -318,3 +322,22 @@ def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
                     {"scenario": name, "baseline": baseline, "measure": measure.title, **values, "unit": measure.unit}
                 )
     return rows
+
+
+# --------------------------------------------------------------------------------------------------------------- chart
+
+
+def p99_chart(measured: Mapping[str, Measured]) -> Figure:
+    """Draw the p99 of every run, simulated and on executors: a point on the line is predicted exactly."""
+    pairs = [pair for each in measured.values() for pair in each["pairs"]]
+    with canvas(WIDTH, 0.75 * WIDTH) as (figure, axes):
+        for router, color in router_colors([*dict.fromkeys(pair["router"] for pair in pairs)]).items():
+            of = [pair for pair in pairs if pair["router"] == router]
+            simulated, real = ([1000 * (P99.of(pair[side]) or nan) for pair in of] for side in SIDES)
+            axes.loglog(simulated, real, "o", color=color, alpha=0.6, markersize=4, label=router)
+        axes.axline((100, 100), (1000, 1000), color=GREY, linewidth=0.8)
+        axes.set(xlabel="p99 latency in simulation, ms", ylabel="p99 latency on executors, ms")
+        for axis in (axes.xaxis, axes.yaxis):
+            plain_log_ticks(axis)
+        joint_legend(figure, [axes], columns=3)
+    return figure

@@ -208,6 +208,8 @@ def test_the_page_is_made_of_the_figures_beside_it(tmp_path: Path) -> None:
         for folder in (Path("docs/data"), tmp_path / "data")
     )
     assert kept == made
+    charts = [(folder / "images" / "live.svg").read_text() for folder in (Path("docs"), tmp_path)]
+    assert charts[0].count("<use") == charts[1].count("<use") > 150
     assert read_json(Path("docs/data/live.json"))["schema"] == SCHEMA
 
 
