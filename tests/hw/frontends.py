@@ -140,7 +140,7 @@ class Frontend:
 
 
 @contextmanager
-def open_frontend(cluster: HardwareCluster, transform: str = "") -> Iterator[Frontend]:
+def open_frontend(cluster: HardwareCluster, transform: str = "", limits: Limits = LIMITS) -> Iterator[Frontend]:
     """Open and ready; drained in the end."""
     served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS, transform=transform)
     served = tried(served) if transform else served
@@ -148,7 +148,7 @@ def open_frontend(cluster: HardwareCluster, transform: str = "") -> Iterator[Fro
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
     gate, stop, stats = Gate(), threading.Event(), ServingStats(names, config, JOURNAL, CollectionMeter())
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
-    spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
+    spec = IngressSpec(served, limits, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (
         listen("127.0.0.1", 0, 0, is_safe=True) as listening,
         ThreadPoolExecutor(1) as hands,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hw.router.local_cluster import HardwareCluster
 from hw.router.server_port import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S, ModelChanged
-from tests.hw.frontends import IMAGES, PATIENCE_S, WIDTHS, Frontend, open_frontend
+from tests.hw.frontends import IMAGES, LIMITS, PATIENCE_S, WIDTHS, Frontend, open_frontend
 from tests.hw.tiny import TINY, device, params
 
 pytestmark = pytest.mark.workers
@@ -30,7 +31,11 @@ FIRST, NEXT = "1", "next"
 def frontend(path: Path) -> Iterator[Frontend]:
     servers = [HardwareServer(f"server{i}", device(2 * i), params(), 1.0, 2.0, sensor_period_s=0.05) for i in range(2)]
     rules = Supervision(backoff_ns=NS_PER_S // 2)
-    with HardwareCluster(ModelFile(path), servers, supervision=rules) as running, open_frontend(running) as opened:
+    limits = replace(LIMITS, body_s=PATIENCE_S)  # on a busy host a body waits longer than 0.5 s for room: 429
+    with (
+        HardwareCluster(ModelFile(path), servers, supervision=rules) as running,
+        open_frontend(running, limits=limits) as opened,
+    ):
         yield opened
 
 

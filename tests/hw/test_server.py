@@ -190,7 +190,7 @@ def test_worker_that_is_gone_is_noticed_as_it_is_sent_messages(world: World) -> 
 
 
 def test_slab_is_free_once_no_other_worker_can_write_to_it(world: World) -> None:
-    """That is at once if its writer never had an incarnation or the server is down; else once its worker reports it."""
+    """At once if its writer never had an incarnation, or the server is down; otherwise when its worker reports it."""
     inbox, free = world.server.inbox, list[bool]()
 
     def give_back(worker_id: int) -> None:
